@@ -1,0 +1,41 @@
+"""Seeds without global state: every draw of the library happens inside `seeded`."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Run a block from a fixed random state and put the caller's state back afterwards.
+
+    Users' simulators draw from torch's, numpy's or Python's global generator, so all three are set and
+    restored. With ``seed=None`` the block draws from the global generators as they stand, like any torch code.
+    """
+    if seed is None:
+        yield
+        return
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+def derive(seed: int | None, *streams: int | str) -> int | None:
+    """A seed for one named stream of `seed`: different names give unrelated, reproducible draws."""
+    if seed is None:
+        return None
+    words = [seed % 2**32] + [zlib.crc32(str(s).encode()) for s in streams]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
