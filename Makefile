@@ -1,0 +1,49 @@
+# Everything here runs on a machine with Python 3.10+ and make; the first target that is asked for installs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test test-fast lint format types bench clean
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# A stamp is written last, so an interrupted installation is repeated and a finished one is not.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "fmcpe needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV) (about two minutes, once) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture
+	@$(BIN)/fmcpe demo
+
+test: $(VENV)/.installed-dev ## All tests, those against exact posteriors among them
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or two
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.installed-dev ## Lint and check the format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.installed-dev ## Check the types
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed ## Print the benchmark tables (long)
+	$(BIN)/python benchmarks/gaussian.py
+	$(BIN)/python benchmarks/npe_schedule.py
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo

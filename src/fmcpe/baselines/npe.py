@@ -1,0 +1,43 @@
+r"""The base posterior asked about real data as if they were simulated: \( \hat p(\theta | X = y) \). Nothing is fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributions import Distribution
+
+from fmcpe._random import seeded
+from fmcpe.corrector import Corrector
+from fmcpe.ode import Solver
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.recipe import Recipe
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+
+class NPE:
+    """The uncorrected posterior, with bounded sampling and the shapes of a corrected one.
+
+    Args:
+        posterior: An sbi posterior, or anything that `as_proposal` accepts.
+        prior: The prior of the simulations, where `posterior` does not carry it.
+    """
+
+    def __init__(self, posterior: Any, prior: Distribution | None = None) -> None:
+        self.proposal = as_proposal(posterior, prior)
+
+    def fit(self, theta: Any = None, y: Any = None, **_ignored: Any) -> CorrectedPosterior:
+        """The posterior as it is; the pairs are not used, but `y` tells the shape where the posterior does not."""
+        shape = self.proposal.x_shape
+        if shape is None:
+            if y is None:
+                raise ValueError("the posterior does not know the shape of its data and no y came; pass fit(y=...).")
+            shape = torch.as_tensor(y).shape[1:]
+        with seeded(0):
+            draws = self.proposal.prior.sample((Recipe.num_statistics,)).to(torch.float32)
+        identity = Standardiser(torch.zeros(2, *shape))
+        corrector = Corrector(
+            self.proposal, ParameterSpace(self.proposal.prior, draws), identity, identity, None, None, 1.0, Solver()
+        )
+        return CorrectedPosterior(corrector.eval(), Recipe(), "none", {"seconds": [0.0]}, num_pairs=0)

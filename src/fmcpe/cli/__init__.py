@@ -1,0 +1,32 @@
+"""The command line. Each command is a file; nothing heavy is imported until one is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fmcpe import __version__
+from fmcpe.cli import demo
+
+COMMANDS = {"demo": demo}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``fmcpe``."""
+    parser = argparse.ArgumentParser(
+        prog="fmcpe", description="Correct a simulation-trained posterior with a few real measurements."
+    )
+    parser.add_argument("--version", action="version", version=f"fmcpe {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        module.configure(commands.add_parser(name, help=module.HELP, description=module.HELP))
+    options = parser.parse_args(arguments)
+    try:
+        return COMMANDS[options.command].run(options)
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"fmcpe {options.command}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; nothing was left half-written\n")
+        return 130

@@ -1,0 +1,136 @@
+"""``fmcpe demo [TASK]``: the whole story on one screen, with a table and a picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fmcpe.posterior import CorrectedPosterior
+    from fmcpe.tasks import Task
+
+HELP = "Train a posterior on a wrong simulator, correct it with a few real pairs, and show before and after."
+
+NUM_DRAWS = 200
+
+
+class Score(NamedTuple):
+    """How one posterior does on held-out real observations."""
+
+    name: str
+    draws: Tensor
+    rmse: list[float]
+    coverage_80: list[float]
+    coverage_90: list[float]
+    energy: float
+    seconds: float
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("task", nargs="?", default="pendulum", help="gaussian, pendulum or offset (default: pendulum)")
+    parser.add_argument("--pairs", type=int, default=50, help="calibration pairs (default: 50)")
+    parser.add_argument("--simulations", type=int, default=50_000, help="simulations (default: 50000)")
+    parser.add_argument("--test", type=int, default=300, help="held-out real observations (default: 300)")
+    parser.add_argument("--recipe", choices=("default", "paper"), default="default", help="hyper-parameters")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("fmcpe-demo"), help="folder for the picture")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, correct, compare, draw."""
+    from fmcpe import FMCPE, baselines, tasks, train_npe
+
+    task = tasks.get(options.task)
+    options.out.mkdir(parents=True, exist_ok=True)
+    theta, y = task.calibration_set(options.pairs, options.seed)
+    theta_test, y_test = task.test_set(options.test, options.seed)
+
+    say(f"{task.name}: training the base posterior on {options.simulations} simulations of an imperfect simulator ...")
+    started = time.perf_counter()
+    base = train_npe(
+        task.simulator, task.simulation_prior, options.simulations, task.embedding_net(), seed=options.seed
+    )
+    training = time.perf_counter() - started
+
+    say(f"{task.name}: correcting it with {options.pairs} real pairs ...")
+    started = time.perf_counter()
+    corrected = FMCPE(base, task.simulator, recipe=options.recipe).fit(theta, y, seed=options.seed)
+    fitting = time.perf_counter() - started
+
+    say(f"{task.name}: drawing {NUM_DRAWS} times for each of {options.test} new real observations ...")
+    before = score("uncorrected", baselines.NPE(base).fit(), theta_test, y_test, training)
+    after = score("corrected", corrected, theta_test, y_test, fitting)
+    say("\n" + table(task, [before, after], options))
+    picture = draw(task, before, after, theta_test, options.out / f"{task.name}.png")
+    say(f"\nPicture: {picture}")
+    return 0
+
+
+def score(name: str, posterior: CorrectedPosterior, theta: Tensor, y: Tensor, seconds: float) -> Score:
+    """Draw for each test observation and compare with the truth."""
+    from fmcpe.diagnostics import central_coverage
+    from fmcpe.metrics import energy_score
+
+    draws = posterior.sample_batched((NUM_DRAWS,), x=y, seed=0)
+    space = posterior.corrector.space
+    return Score(
+        name,
+        draws,
+        rmse=(draws.mean(0) - theta).square().mean(0).sqrt().tolist(),
+        coverage_80=central_coverage(draws, theta, 0.8).tolist(),
+        coverage_90=central_coverage(draws, theta, 0.9).tolist(),
+        energy=energy_score(space.to_z_safely(draws), space.to_z_safely(theta)),
+        seconds=seconds,
+    )
+
+
+def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
+    """The comparison as text."""
+    header = ["posterior", *(f"error {n}" for n in task.theta_names), "in 80 %", "in 90 %", "energy", "seconds"]
+    rows = [
+        [
+            s.name,
+            *(f"{value:.3g}" for value in s.rmse),
+            " ".join(f"{100 * c:.0f}%" for c in s.coverage_80),
+            " ".join(f"{100 * c:.0f}%" for c in s.coverage_90),
+            f"{s.energy:.2f}",
+            f"{s.seconds:.0f}",
+        ]
+        for s in scores
+    ]
+    ideal = ["ideal", *("0" for _ in task.theta_names), "80%", "90%", "0", ""]
+    widths = [max(len(row[i]) for row in [header, *rows, ideal]) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows, ideal]
+    ]
+    lines.insert(1, "-" * len(lines[0]))
+    names = ", ".join(task.theta_names)
+    notes = f"""
+error    root mean square of (posterior mean - truth), physical units
+in 80 %  share of {options.test} held-out real observations whose central 80 % interval holds the truth ({names}); likewise 90 %
+energy   energy score of the draws in standardised unconstrained parameters, lower is better
+seconds  to train the base posterior; to fit the correction"""
+    return "\n".join(lines) + "\n" + notes
+
+
+def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> Path:
+    """One picture, written whole or not at all."""
+    from fmcpe.diagnostics.plots import before_after
+
+    figure = before_after(before.draws, after.draws, theta, names=task.theta_names)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, format="png", dpi=150)
+    temporary.replace(path)
+    return path
+
+
+def say(text: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

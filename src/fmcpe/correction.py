@@ -1,0 +1,269 @@
+r"""Flow Matching Corrected Posterior Estimation: the algorithm.
+
+Given a frozen base posterior \( \hat p(\theta|x) \), a simulator \( S \) and a few pairs \( (\theta_1, y) \), two velocity
+fields are learned jointly (equations 3, 7 and 8, algorithms 1 and 2 of the paper). One step, for a minibatch of pairs:
+
+    x_1 = S(θ_1)                            fresh noise every time
+    x_0 ~ N(y, σ² I)                        the source of the x-flow
+    x̃   = ODE(u_X; x_0, y)                  no gradient flows through this
+    θ_0 ~ p̂(θ | x̃)                          frozen
+    t, τ ~ U[0, 1]
+    loss = |u_X(t, (1-t) x_0 + t x_1, y) - (x_1 - x_0)|²
+         + |u_Θ(τ, (1-τ) θ_0 + τ θ_1, y) - (θ_1 - θ_0)|²
+
+Here x, y and θ are standardised, and θ is freed of its bounds; the simulator and the base posterior see physical values.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from tqdm.auto import tqdm
+
+from fmcpe._checks import CheckedSimulator, as_pairs
+from fmcpe._errors import FMCPEWarning
+from fmcpe._random import seeded
+from fmcpe.corrector import Corrector
+from fmcpe.evidence import keep_what_helps
+from fmcpe.flow import matching_loss
+from fmcpe.networks import VelocityField, embedding_for, embedding_width
+from fmcpe.ode import Solver
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.recipe import Recipe
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+Stages = Literal["joint", "sequential", "x-only", "theta-only"]
+
+
+class FMCPE:
+    """Corrects a simulation-trained posterior with a few real measurements.
+
+    Args:
+        posterior: The base posterior: an sbi posterior, or anything that `as_proposal` accepts.
+        simulator: The simulator it was trained on, ``theta (N, p) -> x (N, ...)``, called with physical θ inside the prior
+            only. Without one, `fit` needs ``x=``, simulations paired with `theta`.
+        prior: The prior of the simulations, where `posterior` does not carry it.
+        recipe: ``"default"``, ``"paper"`` or a `Recipe`.
+        stages: ``"joint"``; ``"sequential"`` trains u_X first, then u_Θ on its frozen source; ``"x-only"`` stops at θ_0;
+            ``"theta-only"`` starts u_Θ from the base posterior at y itself.
+        embedding_net: Network that embeds (standardised) observations for both velocity fields; by default one that
+            suits their shape.
+        device: Where the flows are trained.
+
+    Example:
+        >>> posterior = FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0)      # doctest: +SKIP
+        >>> posterior.sample((1000,), x=y_obs)                                    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        posterior: Any,
+        simulator: Callable[[Tensor], Any] | None = None,
+        prior: Distribution | None = None,
+        *,
+        recipe: str | Recipe = "default",
+        stages: Stages = "joint",
+        embedding_net: nn.Module | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.proposal = as_proposal(posterior, prior).to(device)
+        self.simulator = simulator
+        self.recipe = _as_recipe(recipe)
+        if stages not in get_args(Stages):
+            raise ValueError(f"stages={stages!r} came; one of {get_args(Stages)} was expected.")
+        self.stages, self.embedding_net, self.device = stages, embedding_net, torch.device(device)
+
+    def fit(
+        self, theta: Any, y: Any, x: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """Learn the correction from calibration pairs.
+
+        Args:
+            theta: Physical parameters, (N, p), inside the prior's support.
+            y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
+            x: Simulations at the same parameters, shaped like y; used in place of the simulator.
+            seed: Makes the fit reproducible; torch's global generator is left as it was.
+            show_progress_bars: Whether to show progress once the fit takes more than two seconds.
+
+        Returns:
+            The corrected posterior; ``x=`` of its methods is the real observation.
+        """
+        theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.x_shape)
+        simulator = self._simulator(y.shape[1:], x)
+        if theta.shape[0] < 10:
+            warnings.warn(
+                f"only {theta.shape[0]} calibration pairs: two of them or fewer decide when training stops, and the result "
+                "may be badly calibrated. Ten or more are advised.",
+                FMCPEWarning,
+                stacklevel=2,
+            )
+        started = time.perf_counter()
+        with seeded(seed):
+            pairs = _Pairs(theta.to(self.device), y.to(self.device), None if x is None else x.to(self.device))
+            corrector = self._build(pairs, simulator)
+            training, validation = pairs.split(self.recipe.validation_fraction)
+            history = _train(corrector, training, validation, simulator, self.recipe, self.stages, show_progress_bars)
+            kept: str = self.stages
+            if self.recipe.keep_only_what_helps:
+                kept, scores = keep_what_helps(corrector, validation.theta, validation.y, self.stages)
+                history |= {f"evidence_{name}": [value] for name, value in scores.items()}
+        history["seconds"] = [time.perf_counter() - started]
+        return CorrectedPosterior(corrector.eval(), self.recipe, kept, history, num_pairs=theta.shape[0])
+
+    def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
+        if x is not None or (self.stages == "theta-only" and self.simulator is None):
+            return None
+        if self.simulator is None:
+            raise ValueError(
+                "neither a simulator nor paired simulations came; one of the two was expected. Give FMCPE(posterior, "
+                "simulator), or fit(theta, y, x=simulations_at_theta)."
+            )
+        return CheckedSimulator(self.simulator, self.proposal.prior, shape)
+
+    def _build(self, pairs: _Pairs, simulator: CheckedSimulator | None) -> Corrector:
+        """Spaces from the simulations' statistics, and fresh velocity fields."""
+        recipe, shape = self.recipe, pairs.y.shape[1:]
+        theta = self.proposal.prior.sample((recipe.num_statistics,)).to(self.device, torch.float32)
+        if simulator is not None and self.stages != "theta-only":
+            x = simulator(theta)
+        else:
+            x = pairs.y if pairs.x is None else pairs.x
+        space = ParameterSpace(self.proposal.prior, theta)
+
+        def field(dim: int) -> VelocityField:
+            user = self.embedding_net
+            net = embedding_for(tuple(shape), recipe.embedding_dim) if user is None else copy.deepcopy(user)
+            return VelocityField(dim, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
+
+        return Corrector(
+            self.proposal,
+            space,
+            Standardiser(x),
+            Standardiser(pairs.y),
+            u_x=None if self.stages == "theta-only" else field(shape.numel()),
+            u_theta=None if self.stages == "x-only" else field(space.dim),
+            sigma=recipe.sigma,
+            solver=Solver(recipe.solver, recipe.steps),
+        ).to(self.device)
+
+
+class _Pairs(NamedTuple):
+    theta: Tensor
+    y: Tensor
+    x: Tensor | None
+
+    def rows(self, index: Tensor) -> _Pairs:
+        return _Pairs(self.theta[index], self.y[index], None if self.x is None else self.x[index])
+
+    def split(self, fraction: float) -> tuple[_Pairs, _Pairs]:
+        """A random split into training and validation pairs, at least one of each."""
+        order = torch.randperm(len(self.theta), device=self.theta.device)
+        held_out = max(1, round(fraction * len(order)))
+        return self.rows(order[held_out:]), self.rows(order[:held_out])
+
+    def repeated(self, rows: int) -> _Pairs:
+        """Copies of all pairs until there are at least `rows`: each copy gets its own noise and time."""
+        copies = -(-rows // len(self.theta))
+        return self.rows(torch.arange(len(self.theta), device=self.theta.device).repeat(copies))
+
+
+def _losses(
+    corrector: Corrector, pairs: _Pairs, simulator: CheckedSimulator | None, fields: set[str]
+) -> dict[str, Tensor]:
+    """The two terms of the loss for one minibatch, as in the module's docstring; those of `fields` only."""
+    theta_1, y, x_paired = pairs
+    y_scaled = corrector.y_scale(y)
+    x_0 = corrector.draw_x0(y)
+    losses = {}
+    if "x" in fields and corrector.u_x is not None:
+        simulated = simulator(theta_1) if simulator is not None else x_paired
+        x_1 = corrector.x_scale(simulated).flatten(1)
+        losses["x"] = matching_loss(corrector.u_x, x_0, x_1, corrector.u_x.embed(y_scaled)).mean()
+    if "theta" in fields and corrector.u_theta is not None:
+        z_0, z_1 = corrector.draw_z0(y, x0=x_0), corrector.space.to_z_safely(theta_1)
+        losses["theta"] = matching_loss(corrector.u_theta, z_0, z_1, corrector.u_theta.embed(y_scaled)).mean()
+    return losses
+
+
+_PHASES: dict[str, list[set[str]]] = {
+    "joint": [{"x", "theta"}],
+    "sequential": [{"x"}, {"theta"}],
+    "x-only": [{"x"}],
+    "theta-only": [{"theta"}],
+}
+"""Which velocity fields are trained together, phase after phase."""
+
+
+def _train(
+    corrector: Corrector,
+    training: _Pairs,
+    validation: _Pairs,
+    simulator: CheckedSimulator | None,
+    recipe: Recipe,
+    stages: Stages,
+    show_progress_bars: bool,
+) -> dict[str, list[float]]:
+    """Gradient steps on the training pairs; the weights that validate best are kept."""
+    history: dict[str, list[float]] = {}
+    validation = validation.repeated(64)
+    # the same noise each time: epochs are compared on their weights, not on their luck
+    validation_seed = int(torch.randint(2**31, ()))
+
+    for fields in _PHASES[stages]:
+        parameters = [p for name in sorted(fields) for p in getattr(corrector, f"u_{name}").parameters()]
+        optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
+        best, best_state = float("inf"), {}
+        bar = tqdm(
+            range(recipe.epochs),
+            desc="fitting the correction",
+            delay=2,
+            disable=not show_progress_bars,
+            leave=False,
+        )
+        for _ in bar:
+            corrector.train()
+            totals: dict[str, float] = dict.fromkeys(fields, 0.0)
+            number = len(training.theta)
+            shuffled = torch.randperm(number, device=training.theta.device)
+            for batch in shuffled.tensor_split(-(-number // recipe.batch_size)):
+                losses = _losses(corrector, training.rows(batch), simulator, fields)
+                optimiser.zero_grad()
+                sum(losses.values(), torch.zeros((), device=batch.device)).backward()
+                nn.utils.clip_grad_norm_(parameters, recipe.clip)
+                optimiser.step()
+                for name, loss in losses.items():
+                    totals[name] += float(loss.detach()) * len(batch) / number
+
+            corrector.eval()
+            with torch.no_grad(), seeded(validation_seed):
+                validated = {k: float(v) for k, v in _losses(corrector, validation, simulator, fields).items()}
+            for name in fields:
+                history.setdefault(f"training_{name}", []).append(totals[name])
+                history.setdefault(f"validation_{name}", []).append(validated[name])
+            if sum(validated.values()) < best:
+                best, best_state = sum(validated.values()), copy.deepcopy(corrector.state_dict())
+        if not best_state:
+            raise RuntimeError(
+                "training diverged: the validation loss was never finite. Lower the learning rate, e.g. "
+                "recipe=Recipe(learning_rate=1e-4), and look for outliers in y."
+            )
+        corrector.load_state_dict(best_state)
+    return history
+
+
+def _as_recipe(recipe: str | Recipe) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe == "default":
+        return Recipe.default()
+    if recipe == "paper":
+        return Recipe.paper()
+    raise ValueError(f'recipe={recipe!r} came; "default", "paper" or a Recipe was expected. Try Recipe(sigma=0.1).')

@@ -1,0 +1,198 @@
+"""Files that are data, never code.
+
+A saved posterior is one safetensors file: the tensors, and in its header a JSON manifest with the format's version, the
+library's versions, the recipe, the shapes, and a description of each network. Nothing is pickled. A base posterior made
+by `fmcpe.train_npe` goes into the file; one from elsewhere does not, and `load` asks for it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fmcpe._checks import parameter_dim
+from fmcpe._random import seeded
+from fmcpe.architecture import build, build_prior, describe, describe_prior
+from fmcpe.corrector import Corrector
+from fmcpe.networks import VelocityField, embedding_width
+from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
+from fmcpe.ode import Solver
+from fmcpe.proposal import DensityProposal, Proposal, as_proposal
+from fmcpe.recipe import Recipe
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+if TYPE_CHECKING:
+    from fmcpe.posterior import CorrectedPosterior
+
+FORMAT = 1
+
+
+def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
+    """Write `posterior` to `path`, whole or not at all."""
+    path, corrector = Path(path), posterior.corrector
+    field = corrector.u_theta or corrector.u_x
+    base, base_tensors = _describe_base(corrector.proposal)
+    manifest = {
+        "format": FORMAT,
+        "versions": {name: version(name) for name in ("fmcpe", "torch", "sbi", "zuko")},
+        "recipe": asdict(posterior.recipe),
+        "stages": posterior.stages,
+        "history": posterior.history,
+        "num_pairs": posterior.num_pairs,
+        "x_shape": list(corrector.shape),
+        "theta_dim": corrector.space.dim,
+        "embedding": None if field is None else describe(field.embedding),
+        "base": base,
+    }
+    tensors = {f"corrector.{k}": v for k, v in corrector.state_dict().items()} | base_tensors
+    if posterior.default_x is not None:
+        tensors["default_x"] = posterior.default_x
+    contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+
+    # a reader sees the old file or the new one, never half of one
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(contiguous, temporary, metadata={"fmcpe": json.dumps(manifest)})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | None = None) -> CorrectedPosterior:
+    """Read a posterior written by `CorrectedPosterior.save`. No code from the file runs.
+
+    Args:
+        path: The file.
+        posterior: The base posterior (or a `Proposal`), where the file does not hold it.
+        embedding_net: The embedding of y, where it was a network of your own that the file cannot describe; its weights
+            come from the file.
+    """
+    manifest, tensors = _read(Path(path))
+    with seeded(0):  # fresh networks draw weights that are overwritten at once
+        return _rebuild(manifest, tensors, posterior, embedding_net, path)
+
+
+def _rebuild(
+    manifest: dict[str, Any],
+    tensors: dict[str, Tensor],
+    posterior: Any,
+    embedding_net: nn.Module | None,
+    path: str | Path,
+) -> CorrectedPosterior:
+    from fmcpe.posterior import CorrectedPosterior
+
+    proposal = _build_base(manifest, tensors, posterior, path)
+    shape, dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"]
+    if proposal.x_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
+        raise ValueError(
+            f"posterior is about θ of {parameter_dim(proposal.prior)} number(s) and x of shape "
+            f"{proposal.x_shape}; the file needs {dim} and {tuple(shape)}. Pass the base posterior that was corrected."
+        )
+
+    recipe, stages = Recipe(**manifest["recipe"]), manifest["stages"]
+
+    def field(size: int) -> VelocityField:
+        net = _embedding(manifest["embedding"], embedding_net, path)
+        return VelocityField(size, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
+
+    placeholder = torch.zeros(2, *shape)
+    corrector = Corrector(
+        proposal,
+        ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32)),
+        Standardiser(placeholder),
+        Standardiser(placeholder),
+        u_x=None if stages in ("theta-only", "none") else field(shape.numel()),
+        u_theta=None if stages in ("x-only", "none") else field(dim),
+        sigma=recipe.sigma,
+        solver=Solver(recipe.solver, recipe.steps),
+    )
+    corrector.load_state_dict(_under(tensors, "corrector."))
+    loaded = CorrectedPosterior(corrector.eval(), recipe, stages, manifest["history"], manifest["num_pairs"])
+    return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; a file written by posterior.save(...) was expected.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            manifest = json.loads((file.metadata() or {}).get("fmcpe", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{path} is not a whole fmcpe file ({error}); one written by posterior.save(...) was expected."
+        ) from error
+    if not isinstance(manifest, dict):
+        raise ValueError(
+            f"{path} holds tensors but no fmcpe manifest; a file written by posterior.save(...) was expected."
+        )
+    if manifest["format"] > FORMAT:
+        raise ValueError(
+            f"{path} has format {manifest['format']}, written by fmcpe {manifest['versions']['fmcpe']}; this version reads "
+            f"up to {FORMAT}. Upgrade with pip install --upgrade fmcpe."
+        )
+    return manifest, tensors
+
+
+def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the file says of the base posterior, with its weights if it can hold them."""
+    external: tuple[dict[str, Any], dict[str, Tensor]] = {"kind": "external", "class": type(proposal).__name__}, {}
+    source = proposal.posterior if isinstance(proposal, DensityProposal) else None
+    if not isinstance(source, NPEPosterior):
+        return external
+    prior = describe_prior(source.prior)
+    embedding = describe(source.embedding_net)
+    if prior is None or (source.embedding_net is not None and embedding is None):
+        return external
+    estimator = source.posterior_estimator
+    tensors = {f"base.{k}": v for k, v in estimator.state_dict().items()}
+    tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
+    return {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
+
+
+def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
+    base = manifest["base"]
+    if posterior is not None:
+        return as_proposal(posterior)
+    if base["kind"] == "external":
+        raise ValueError(
+            f"{path} does not hold its base posterior, as that was not made by fmcpe.train_npe of describable parts; it was "
+            f"expected again. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
+        )
+    prior = build_prior(base["prior"], _under(tensors, "prior."))
+    embedding = None if base["embedding"] is None else build(base["embedding"])
+    theta, x = prior.sample((8,)), torch.randn(8, *manifest["x_shape"])
+    estimator = build_estimator(theta, x, prior, FlowSize(**base["flow"]), embedding)
+    estimator.load_state_dict(_under(tensors, "base."))
+    return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}))
+
+
+def _embedding(description: dict[str, Any] | None, given: nn.Module | None, path: str | Path) -> nn.Module:
+    if description is not None:
+        return build(description)
+    if given is None:
+        raise ValueError(
+            f"{path} was made with an embedding_net of your own, which a file cannot describe; it was expected again. Call "
+            f"fmcpe.load({str(path)!r}, embedding_net=the_network); its weights come from the file."
+        )
+    return copy.deepcopy(given)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,299 @@
+"""How far one set of samples is from another, and how good a posterior's draws are.
+
+For samples `a ~ P` and `b ~ Q`, of `n` and `m` rows:
+
+    C2ST    accuracy of a classifier that tells a from b         ½ where P = Q, 1 where they are apart
+    W2      min over couplings γ of (Σ γ_ij |a_i - b_j|²)^½       POT's exact solver
+    MMD²    mean_{i≠i'} k(a_i, a_i') + mean_{j≠j'} k(b_j, b_j') - 2 mean_{i,j} k(a_i, b_j),
+            k(u, v) = exp(-|u - v|² / 2σ²)                        unbiased, so it can be negative
+
+For draws `s_1..s_S` of a posterior and the true `θ`: MSE `mean_i |s_i - θ|²`, and the energy score
+`mean_i |s_i - θ| - ½ mean_{i≠i'} |s_i - s_i'|`, a proper score (the CRPS where p = 1; lower is better).
+
+*Joint* metrics compare the pairs `(θ_j, y_j)` with `(θ̂_j, y_j)`, `θ̂_j` being one draw for `y_j`. Their values depend
+on the units, so a space is chosen: `wasserstein2(*joint(theta, theta_hat, y, space="standardised"))`. W2 has a floor
+above zero at a finite number of rows: print a reference posterior's value beside it. Every metric takes `seed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist, pdist
+from torch import Tensor, nn
+
+from fmcpe._random import derive, seeded
+
+__all__ = ["c2st", "energy_score", "joint", "joint_c2st", "mmd2", "mse", "standardise", "wasserstein2"]
+
+Space = Literal["physical", "standardised", "unconstrained"]
+_ENTRIES = 2**22  # entries of a distance matrix held at a time: 32 MiB in double precision
+
+
+def c2st(a: Any, b: Any, folds: int = 5, seed: int | None = 0) -> float:
+    """Accuracy of a neural classifier that tells `a` from `b`, both (N, d), on rows it has not seen.
+
+    Both are z-scored with the statistics of `a`. The classifier is the "mlp" of `sbi.utils.metrics.c2st`; it
+    is not called because importing it switches torch's argument validation off for the process.
+    """
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.neural_network import MLPClassifier
+
+    a, b = _two_samples(a, b)
+    if len(a) != len(b):
+        n = min(len(a), len(b))
+        raise ValueError(f"{len(a)} and {len(b)} rows, expected as many in both: type c2st(a[:{n}], b[:{n}])")
+    _check_folds(folds, len(a))
+    a, b = standardise(a, b)
+    width, state = 10 * a.shape[1], derive(seed, "c2st")
+    classifier = MLPClassifier(
+        (width, width), max_iter=1000, early_stopping=True, n_iter_no_change=50, random_state=state
+    )
+    split = StratifiedKFold(folds, shuffle=True, random_state=state)
+    rows, labels = torch.cat([a, b]).numpy(), np.repeat([0, 1], len(a))
+    return float(cross_val_score(classifier, rows, labels, cv=split).mean())
+
+
+def joint_c2st(
+    theta: Any,
+    theta_hat: Any,
+    y: Any,
+    folds: int = 3,
+    embedding: nn.Module | Callable[[], nn.Module] | None = None,
+    *,
+    space: Space = "standardised",
+    transform: Callable[[Tensor], Tensor] | None = None,
+    seed: int | None = 0,
+) -> float:
+    """Accuracy of a classifier that tells the pairs `(θ_j, y_j)` from `(θ̂_j, y_j)`.
+
+    Both copies of an observation are in the same fold; with plain folds the exact posterior scores below ½.
+
+    Args:
+        theta: True parameters, (N, p).
+        theta_hat: One posterior draw per observation, (N, p).
+        y: Observations, (N, ...), no two rows the same observation.
+        folds: Number of folds.
+        embedding: A module (copied) or a factory such as `task.embedding_net`, trained with the classifier, which
+            sees its output in the place of the flattened y.
+        space: Where θ and y are compared, see `joint`. The best accuracy is the same in every space, but that
+            of a network is not: "physical" is sensible only where θ and y are of order one.
+        transform: The map to unconstrained θ, see `joint`.
+        seed: Folds, weights and batches.
+    """
+    theta, theta_hat, y = _to_space(theta, theta_hat, y, space, transform)
+    _check_folds(folds, len(theta))
+    # Imported here because fmcpe.diagnostics imports this module.
+    from fmcpe.diagnostics.pair_classifier import grouped_accuracy
+
+    with seeded(derive(seed, "joint_c2st")):
+        return grouped_accuracy(theta, theta_hat, y, folds, embedding)
+
+
+def wasserstein2(a: Any, b: Any, max_points: int | None = None, seed: int | None = 0) -> float:
+    """The 2-Wasserstein distance between samples (N, d) and (M, d), exact.
+
+    `max_points` compares random subsets of that size, drawn with `seed`; the fewer, the higher the floor.
+    """
+    import ot
+
+    a, b = _two_samples(a, b)
+    a, b = (_subset(part, max_points, derive(seed, "w2", i)) for i, part in enumerate((a, b)))
+    # Empty weights are uniform ones.
+    cost, log = ot.emd2([], [], _squared_distances(a, b).numpy(), numItermax=10**7, log=True)
+    if log["warning"] is not None:
+        raise RuntimeError(
+            f"transport of {len(a)} to {len(b)} points ended early ({log['warning']}), expected an optimum: "
+            "type wasserstein2(a, b, max_points=1000)"
+        )
+    return float(np.sqrt(max(float(cost), 0.0)))
+
+
+def mmd2(
+    a: Any, b: Any, bandwidth: float | Literal["median"] = 10.0, paired: bool = False, seed: int | None = 0
+) -> float:
+    """The squared maximum mean discrepancy with a Gaussian kernel, (N, d) against (M, d), unbiased.
+
+    Args:
+        a: Samples, (N, d).
+        b: Samples, (M, d), independent of `a` unless `paired`.
+        bandwidth: σ of the kernel, in the units of the data: 10 in the paper. "median": the median distance
+            between two points of `a` and `b` together (of at most 1000 rows each, drawn with `seed`).
+        paired: Row j of `a` and of `b` share an observation, as in `joint`. The paper's formula keeps these N
+            pairs in the cross term and is off by up to -2/N; `paired=True` leaves them out.
+        seed: See `bandwidth`.
+    """
+    a, b = _two_samples(a, b)
+    n, m = len(a), len(b)
+    if bandwidth == "median":
+        some = [_subset(part, 1000, derive(seed, "mmd", i)) for i, part in enumerate((a, b))]
+        sigma = torch.pdist(torch.cat(some)).median().item()
+    else:
+        sigma = float(bandwidth) if isinstance(bandwidth, (int, float)) else float("nan")
+    if not sigma > 0:
+        raise ValueError(f"bandwidth={bandwidth!r} is {sigma}, expected a positive number: type bandwidth=10.0")
+    if paired and n != m:
+        raise ValueError(f"paired=True with {n} and {m} rows, expected as many in both: type paired=False")
+
+    def kernel_sum(u: Tensor, v: Tensor) -> float:
+        rows = u.split(max(1, _ENTRIES // len(v)))
+        return sum(torch.exp(_squared_distances(r, v) / (-2 * sigma**2)).sum().item() for r in rows)
+
+    # k(u, u) = 1, so a sum without its diagonal is the whole sum less one per row.
+    within = (kernel_sum(a, a) - n) / (n * (n - 1)) + (kernel_sum(b, b) - m) / (m * (m - 1))
+    if paired:
+        same = torch.exp((a - b).square().sum(1) / (-2 * sigma**2)).sum().item()
+        return within - 2 * (kernel_sum(a, b) - same) / (n * (n - 1))
+    return within - 2 * kernel_sum(a, b) / (n * m)
+
+
+@overload
+def mse(samples: Any, theta: Any, reduce: Literal[True] = True, seed: int | None = 0) -> float: ...
+@overload
+def mse(samples: Any, theta: Any, reduce: Literal[False], seed: int | None = 0) -> Tensor: ...
+def mse(samples: Any, theta: Any, reduce: bool = True, seed: int | None = 0) -> float | Tensor:
+    """Mean over draws (S, B, p) and observations of `|s - θ|²`, the squares summed over the p parameters.
+
+    `reduce=False` gives the B values. Nothing here is random: `seed` changes nothing.
+    """
+    samples, theta = draws_and_truth(samples, theta)
+    values = (samples - theta).square().sum(-1).mean(0)
+    return values.mean().item() if reduce else values
+
+
+@overload
+def energy_score(samples: Any, theta: Any, reduce: Literal[True] = True, seed: int | None = 0) -> float: ...
+@overload
+def energy_score(samples: Any, theta: Any, reduce: Literal[False], seed: int | None = 0) -> Tensor: ...
+def energy_score(samples: Any, theta: Any, reduce: bool = True, seed: int | None = 0) -> float | Tensor:
+    """The energy score of draws (S, B, p) at the truth (B, p), averaged over observations; lower is better.
+
+    A draw's distance to itself is left out, so the expected score doesn't depend on S. The number depends on
+    the units of θ: `energy_score(*reversed(standardise(theta, samples)))` has those of the prior.
+    `reduce=False` gives the B values. Nothing here is random: `seed` changes nothing.
+    """
+    samples, theta = draws_and_truth(samples, theta, at_least=2)
+    S, step = len(samples), max(1, _ENTRIES // len(samples))
+    # scipy, because torch.cdist is slow in low dimension, or wrong for parameters far from zero in its fast mode.
+    pairs = [
+        sum(pdist(x[i : i + step]).sum() + cdist(x[i : i + step], x[i + step :]).sum() for i in range(0, S, step))
+        for x in samples.transpose(0, 1).numpy()
+    ]
+    values = (samples - theta).norm(dim=-1).mean(0) - torch.tensor(pairs) / (S * (S - 1))
+    return values.mean().item() if reduce else values
+
+
+def standardise(reference: Any, *others: Any) -> tuple[Tensor, ...]:
+    """Z-score `reference` and `others` with the mean and standard deviation of `reference`.
+
+    A table (N, d) is scaled by coordinate, and others may be (S, N, d). A reference with more axes is scaled
+    by one mean and one deviation, so that an image stays one. What doesn't vary is only centred.
+    """
+    tensors = [finite(value, "standardise's argument") for value in (reference, *others)]
+    axes = 0 if tensors[0].ndim <= 2 else tuple(range(tensors[0].ndim))
+    mean, std = tensors[0].mean(axes), tensors[0].std(axes)
+    std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.ones_like(std))
+    return tuple((tensor - mean) / std for tensor in tensors)
+
+
+def joint(
+    theta: Any, theta_hat: Any, y: Any, space: Space = "standardised", transform: Callable[..., Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The pairs `(θ, y)` and `(θ̂, y)` as two tables (N, p + d), in the space where they are to be compared.
+
+    Args:
+        theta: True parameters, (N, p).
+        theta_hat: One draw per observation, (N, p).
+        y: Observations, (N, ...), flattened.
+        space: "physical": as they come, and the coordinate with the largest unit decides. "standardised": z-scored
+            with the statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
+        transform: The map to unconstrained θ, such as `sbi.utils.mcmc_transform(prior)`.
+    """
+    theta, theta_hat, y = _to_space(theta, theta_hat, y, space, transform)
+    return torch.cat([theta, y.flatten(1)], 1), torch.cat([theta_hat, y.flatten(1)], 1)
+
+
+def finite(value: Any, name: str, shape: str | None = None) -> Tensor:
+    """`value` as a double tensor on the CPU, refused unless finite and with the axes of `shape`."""
+    try:
+        tensor = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, expected numbers: type torch.as_tensor({name})"
+        ) from error
+    if shape is not None and (tensor.ndim != shape.count(",") + 1 or tensor.numel() == 0):
+        hint = f"{name}[:, None] for one column" if tensor.ndim == 1 else f"{name}.shape to see its axes"
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}: type {hint}")
+    bad = int((~tensor.isfinite()).sum())
+    if bad:
+        raise ValueError(
+            f"{name} holds {bad} NaN or infinite values of {tensor.numel()}, expected finite numbers: type "
+            f"torch.isfinite({name}).flatten(1).all(1) for the rows to keep"
+        )
+    return tensor
+
+
+def draws_and_truth(samples: Any, theta: Any, at_least: int = 1) -> tuple[Tensor, Tensor]:
+    """Draws (S, B, p) and truth (B, p) as double tensors, refused where they don't fit each other."""
+    samples, theta = finite(samples, "samples", "(S, B, p)"), finite(theta, "theta", "(B, p)")
+    if samples.shape[1:] != theta.shape or len(samples) < at_least:
+        raise ValueError(
+            f"samples and theta have shapes {tuple(samples.shape)} and {tuple(theta.shape)}, expected "
+            f"(S, B, p) and (B, p), S at least {at_least}: type posterior.sample_batched((500,), x=ys)"
+        )
+    return samples, theta
+
+
+def _two_samples(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    a, b = finite(a, "a", "(N, d)"), finite(b, "b", "(M, d)")
+    if a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
+        came = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"shapes {came}, expected (N, d) and (M, d), N and M > 1: type b.T if b is transposed")
+    return a, b
+
+
+def _check_folds(folds: int, rows: int) -> None:
+    if not 2 <= folds <= rows // 2:
+        raise ValueError(f"folds={folds} with {rows} rows, expected 2 to {max(2, rows // 2)}: type folds=3")
+
+
+def _to_space(
+    theta: Any, theta_hat: Any, y: Any, space: str, transform: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    theta, theta_hat = finite(theta, "theta", "(N, p)"), finite(theta_hat, "theta_hat", "(N, p)")
+    y = finite(y, "y")
+    if theta.shape != theta_hat.shape or y.ndim < 2 or len(y) != len(theta) or len(theta) < 2:
+        came = ", ".join(str(tuple(part.shape)) for part in (theta, theta_hat, y))
+        raise ValueError(
+            f"theta, theta_hat, y have shapes {came}, expected (N, p), (N, p), (N, ...): "
+            "type posterior.sample_batched((1,), x=ys)[0] for theta_hat"
+        )
+    known = space in ("physical", "standardised", "unconstrained")
+    if not known or (space == "unconstrained") != (transform is not None):
+        raise ValueError(
+            f'space={space!r}, transform={transform!r}, expected "physical", "standardised", or a transform: '
+            'type space="unconstrained", transform=sbi.utils.mcmc_transform(prior)'
+        )
+    if transform is not None:
+        theta = finite(transform(theta), "transform(theta)", "(N, p)")
+        theta_hat = finite(transform(theta_hat), "transform(theta_hat)", "(N, p)")
+    if space == "physical":
+        return theta, theta_hat, y
+    return *standardise(theta, theta_hat), *standardise(y)  # type: ignore[return-value]
+
+
+def _subset(a: Tensor, size: int | None, seed: int | None) -> Tensor:
+    if size is None or len(a) <= size:
+        return a
+    with seeded(seed):
+        return a[torch.randperm(len(a))[:size]]
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    # By a matrix product: images cost seconds. Centred, in double precision, cancellation is harmless.
+    center = b.mean(0)
+    a, b = a - center, b - center
+    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min_(0.0)

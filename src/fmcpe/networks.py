@@ -1,0 +1,144 @@
+"""Velocity fields, time features, and embeddings of an observation by its shape.
+
+The velocity field is the residual network with gated conditioning that continuous-flow SBI uses (Dax et al.,
+2023): every residual block is multiplied by a gate that sees the time and the embedding of the observation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+SERIES_FROM = 40
+"""A flat observation of at least this many numbers is taken to be a series in time order."""
+
+
+class TimeFeatures(nn.Module):
+    """t, and cosines and sines of its first multiples: (..., 1) -> (..., 1 + 2 * frequencies)."""
+
+    omega: Tensor
+
+    def __init__(self, frequencies: int = 8) -> None:
+        super().__init__()
+        self.register_buffer("omega", math.pi * torch.arange(1, frequencies + 1), persistent=False)
+        self.out_features = 1 + 2 * frequencies
+
+    def forward(self, t: Tensor) -> Tensor:
+        phase = t * self.omega
+        return torch.cat([t, phase.cos(), phase.sin()], dim=-1)
+
+
+class GatedBlock(nn.Module):
+    """``h + r(h) * sigmoid(gate)``, with `r` a two-layer perceptron."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, h: Tensor, gate: Tensor) -> Tensor:
+        return h + self.second(silu(self.first(silu(h)))) * gate.sigmoid()
+
+
+class VelocityField(nn.Module):
+    """u(t, z, y) for flat z of `dim` numbers.
+
+    What the network needs to know of y (its share of every gate) is computed once, by `embed`, and handed to each
+    evaluation: an ODE solver pays for it once, not once a step.
+
+    Args:
+        dim: Dimension of z.
+        embedding: Network from a batch of observations to (B, embedding_dim).
+        embedding_dim: Its output size.
+        hidden: Width of the residual network.
+        blocks: Number of residual blocks.
+    """
+
+    def __init__(self, dim: int, embedding: nn.Module, embedding_dim: int, hidden: int, blocks: int) -> None:
+        super().__init__()
+        self.embedding, self.time = embedding, TimeFeatures()
+        self.from_y = nn.Linear(embedding_dim, (1 + blocks) * hidden)
+        self.from_t = nn.Linear(self.time.out_features, (1 + blocks) * hidden)
+        self.first = nn.Linear(dim, hidden)
+        self.blocks = nn.ModuleList(GatedBlock(hidden) for _ in range(blocks))
+        self.last = nn.Linear(hidden, dim)
+
+    def embed(self, y: Tensor) -> Tensor:
+        """The context of each row of `y`, (B, (1 + blocks) * hidden)."""
+        return self.from_y(self.embedding(y))
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
+        """The velocity at time `t` (() or (B, 1)) and point `z` (B, dim), for observations embedded in `context`."""
+        context = context + self.from_t(self.time(t.reshape(-1, 1)))
+        shift, *gates = context.chunk(1 + len(self.blocks), dim=-1)
+        h = self.first(z) + shift
+        for block, gate in zip(self.blocks, gates, strict=True):
+            h = block(h, gate)
+        return self.last(silu(h))
+
+
+def embedding_for(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
+    """A sensible embedding of one observation of `shape`: a perceptron, or 1-d or 2-d convolutions.
+
+    ``(d,)`` is a vector, or from `SERIES_FROM` numbers on a series; ``(channels, length)`` is a series;
+    ``(channels, height, width)`` or ``(height, width, channels)`` is an image.
+    """
+    if len(shape) == 1 and shape[0] < SERIES_FROM:
+        return nn.Sequential(nn.Linear(shape[0], 64), nn.SiLU(), nn.Linear(64, out_features))
+    if len(shape) <= 2:
+        return series_embedding(shape, out_features)
+    if len(shape) == 3:
+        return image_embedding(shape, out_features)
+    raise ValueError(
+        f"there is no default embedding for observations of shape {shape}; vectors (d,), series (channels, length) "
+        "and images (channels, height, width) have one. Pass embedding_net=, a torch module of your own."
+    )
+
+
+def series_embedding(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
+    """Strided 1-d convolutions, pooled to eight places."""
+    channels = shape[0] if len(shape) == 2 else 1
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, shape[0]))] if len(shape) == 1 else []
+    for width in (16, 32, 32):
+        layers += [nn.Conv1d(channels, width, kernel_size=5, stride=2, padding=2), nn.SiLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8 * channels, out_features))
+
+
+def image_embedding(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
+    """Strided 2-d convolutions, pooled to four by four places."""
+    channels_last = shape[0] > 4 and shape[2] <= 4
+    layers: list[nn.Module] = [ChannelsFirst()] if channels_last else []
+    channels = shape[2] if channels_last else shape[0]
+    for width in (16, 32, 32):
+        layers += [nn.Conv2d(channels, width, kernel_size=5, stride=2, padding=2), nn.SiLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, out_features))
+
+
+class ChannelsFirst(nn.Module):
+    """(B, height, width, channels) -> (B, channels, height, width)."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image.movedim(-1, -3)
+
+
+def embedding_width(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Number of features an embedding gives for one observation of `shape`; refuses what is not (B, features)."""
+    with torch.no_grad():
+        try:
+            out = net(torch.zeros(2, *shape))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"embedding_net failed on a batch of shape {(2, *shape)}: {error}. A network from (B, "
+                f"{', '.join(map(str, shape))}) to (B, features) was expected; add the layers that reshape its input."
+            ) from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[0] != 2:
+        came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(
+            f"embedding_net gave {came} for a batch of 2; (2, features) was expected. End it with nn.Flatten()."
+        )
+    return out.shape[1]

@@ -1,0 +1,363 @@
+"""The corrected posterior: an sbi `NeuralPosterior` whose ``x=`` is a real observation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from sbi.inference.posteriors.base_posterior import NeuralPosterior
+from sbi.inference.potentials.base_potential import BasePotential
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_theta
+from fmcpe._random import seeded
+from fmcpe.corrector import Corrector
+from fmcpe.recipe import Recipe
+
+CHUNK_NUMBERS = 2_000_000
+"""Numbers of x̃ held at once while drawing: bounds memory, whatever is asked for."""
+
+
+class CorrectedPosterior(NeuralPosterior):
+    """p(θ | y), as learned by `FMCPE.fit`. Every sbi tool that takes a posterior takes this one.
+
+    Args:
+        corrector: The trained chain.
+        recipe: The hyper-parameters it was trained with.
+        stages: Which stages it has.
+        history: Losses by epoch.
+        num_pairs: How many calibration pairs it has seen.
+    """
+
+    def __init__(
+        self,
+        corrector: Corrector,
+        recipe: Recipe,
+        stages: str,
+        history: dict[str, list[float]],
+        num_pairs: int,
+    ) -> None:
+        self.corrector, self.recipe, self.stages = corrector, recipe, stages
+        self.history, self.num_pairs = history, num_pairs
+        self.prior = corrector.space.prior
+        super().__init__(
+            _Potential(self, self.prior),
+            theta_transform=corrector.space.transform,
+            device=str(corrector.space.standardiser.mean.device),
+        )
+        self._purpose = "It corrects a simulation-trained posterior with real measurements; x is a real observation."
+
+    # ------------------------------------------------------------------ drawing
+
+    def sample(
+        self,
+        sample_shape: Any = (),
+        x: Any = None,
+        show_progress_bars: bool = True,
+        *,
+        seed: int | None = None,
+        max_sampling_batch_size: int | None = None,
+        **sbi_options: Any,
+    ) -> Tensor:
+        """Draw from p(θ | y) for one observation.
+
+        Args:
+            sample_shape: ``()``, ``5``, ``(3, 4)``, a list or a `torch.Size`.
+            x: The real observation; the default one if None.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            seed: Makes the draw reproducible and leaves torch's generator as it was.
+            max_sampling_batch_size: Rows drawn at once; chosen by memory if None.
+
+        Returns:
+            Physical θ inside the prior's support, (*sample_shape, p).
+        """
+        _check_options(sbi_options)
+        shape, y = as_sample_shape(sample_shape), self._observation(x)
+        rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
+        return rows.reshape(*shape, self.corrector.space.dim)
+
+    def sample_batched(
+        self,
+        sample_shape: Any,
+        x: Any,
+        show_progress_bars: bool = True,
+        *,
+        seed: int | None = None,
+        max_sampling_batch_size: int | None = None,
+        **sbi_options: Any,
+    ) -> Tensor:
+        """Draw for each of a batch of observations: (*sample_shape, B, p). Arguments as for `sample`."""
+        _check_options(sbi_options)
+        shape, y = as_sample_shape(sample_shape), self._observations(x)
+        rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
+        return (
+            rows.reshape(y.shape[0], shape.numel(), rows.shape[1])
+            .movedim(0, 1)
+            .reshape(*shape, y.shape[0], rows.shape[1])
+        )
+
+    def sample_source(self, sample_shape: Any = (), x: Any = None, *, seed: int | None = None) -> Tensor:
+        """Draw θ_0, what the θ-flow starts from, for one observation: physical, (*sample_shape, p)."""
+        shape, y = as_sample_shape(sample_shape), self._observation(x)
+        z = self._draw("draw_z0", y, shape.numel(), seed, False, None)
+        return self.corrector.space.to_theta(z).reshape(*shape, self.corrector.space.dim)
+
+    def _draw(
+        self, what: str, y: Tensor, copies: int, seed: int | None, show_progress_bars: bool, batch: int | None
+    ) -> Tensor:
+        """`copies` consecutive rows for each row of y, in chunks of bounded memory."""
+        if copies == 0:
+            return y.new_empty(0, self.corrector.space.dim)
+        draw = getattr(self.corrector, what)
+        limit = batch or min(4_000, max(1, CHUNK_NUMBERS // self.corrector.shape.numel()))
+        per_chunk, chunks = max(1, limit // copies), []
+        spans = [min(limit, copies - start) for start in range(0, copies, limit)]
+        bar = tqdm(total=y.shape[0] * copies, desc="drawing", delay=2, disable=not show_progress_bars, leave=False)
+        with seeded(seed), bar:
+            for rows in y.split(per_chunk):
+                parts = []
+                for span in spans:
+                    parts.append(draw(rows, span).unflatten(0, (rows.shape[0], span)))
+                    bar.update(rows.shape[0] * span)
+                chunks.append(torch.cat(parts, dim=1).flatten(0, 1))
+        return torch.cat(chunks)
+
+    # ------------------------------------------------------------------ density
+
+    def log_prob(
+        self,
+        theta: Any,
+        x: Any = None,
+        *,
+        track_gradients: bool = False,
+        num_source_samples: int = 256,
+        seed: int | None = 0,
+        **sbi_options: Any,
+    ) -> Tensor:
+        """Log density of p(θ | y) at physical θ, for one observation.
+
+        The source density is a Monte-Carlo mixture over x̃. Its draws are fixed by `seed`, so that repeated calls agree;
+        another seed shows how much the estimate varies.
+
+        Args:
+            theta: Physical parameters, (N, p) or (p,).
+            x: The real observation; the default one if None.
+            track_gradients: Whether gradients with respect to `theta` are wanted.
+            num_source_samples: Draws of x̃ in the mixture.
+            seed: Of these draws.
+
+        Returns:
+            (N,), -inf outside the prior's support.
+        """
+        _check_options(sbi_options)
+        theta, y = as_theta(theta, self.corrector.space.dim).to(self._device), self._observation(x)
+        return self._log_prob(theta, y, self._source(y, num_source_samples, seed), track_gradients)
+
+    def log_prob_batched(
+        self,
+        theta: Any,
+        x: Any,
+        *,
+        track_gradients: bool = False,
+        num_source_samples: int = 256,
+        seed: int | None = 0,
+        **sbi_options: Any,
+    ) -> Tensor:
+        """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
+        _check_options(sbi_options)
+        y, dim = self._observations(x), self.corrector.space.dim
+        theta = theta if isinstance(theta, Tensor) else torch.as_tensor(theta)
+        if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
+            raise ValueError(
+                f"theta has shape {tuple(theta.shape)} for {y.shape[0]} observation(s); (N, {y.shape[0]}, {dim}) or "
+                f"({y.shape[0]}, {dim}) was expected: θ number n for observation b at theta[n, b]."
+            )
+        theta = theta.reshape(-1, y.shape[0], dim)
+        columns = [
+            self.log_prob(
+                theta[:, b],
+                y[b],
+                track_gradients=track_gradients,
+                num_source_samples=num_source_samples,
+                seed=seed,
+            )
+            for b in range(y.shape[0])
+        ]
+        return torch.stack(columns, dim=1)
+
+    def _source(self, y: Tensor, num_source_samples: int, seed: int | None) -> Tensor:
+        """The draws of x̃ that make the mixture; where there is no x-flow, y itself is the one component."""
+        if num_source_samples < 1:
+            raise ValueError(f"num_source_samples={num_source_samples} came; at least 1 was expected. Try 256.")
+        with seeded(seed):
+            return self.corrector.draw_x(y, 1 if self.corrector.u_x is None else num_source_samples)
+
+    def _log_prob(self, theta: Tensor, y: Tensor, x: Tensor, track_gradients: bool) -> Tensor:
+        inside = self.corrector.space.contains(theta)
+        # rows on or outside the bounds have no finite z; they are answered without being transported
+        inside = inside & torch.isfinite(self.corrector.space.to_z(theta.detach())).all(-1)
+        out = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
+        with torch.set_grad_enabled(track_gradients):
+            rows = inside.nonzero()[:, 0]
+            chunk = max(1, 200_000 // x.shape[0])
+            parts = [self.corrector.log_prob(theta[index], y, x) for index in rows.split(chunk)]
+            return out.index_put((rows,), torch.cat(parts)) if parts else out
+
+    def map(
+        self,
+        x: Any = None,
+        num_iter: int = 12,
+        num_to_optimize: int = 20,
+        num_init_samples: int = 200,
+        show_progress_bars: bool = False,
+        force_update: bool = False,
+        *,
+        seed: int | None = 0,
+        **sbi_options: Any,
+    ) -> Tensor:
+        """The θ of highest density for one observation, (1, p).
+
+        The density is evaluated at draws of the posterior; the search then closes in on the best of them, each round
+        drawing from a Gaussian fitted to the last round's best (the cross-entropy method, in unconstrained space). It needs
+        no derivatives, which here would go through an ODE and back.
+
+        Args:
+            x: The real observation; the default one if None.
+            num_iter: Rounds.
+            num_to_optimize: How many of the best points a round is fitted to.
+            num_init_samples: Points per round.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            force_update: Search again although the answer for the default observation is known.
+            seed: Of the search.
+            **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``, which have no meaning here.
+        """
+        _check_options(sbi_options)
+        if x is None and self._map is not None and not force_update:
+            return self._map
+        y, space = self._observation(x), self.corrector.space
+        mixture = self._source(y, 256, seed=0)
+        with seeded(seed):
+            z = space.to_z_safely(self._draw("draw_theta", y, num_init_samples, None, False, None))
+            density = self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
+            for _ in tqdm(range(num_iter), desc="maximising", delay=2, disable=not show_progress_bars, leave=False):
+                z = z[density.argsort(descending=True)[:num_to_optimize]]
+                spread = torch.linalg.cholesky(
+                    torch.cov(z.T).reshape(space.dim, space.dim) + 1e-10 * torch.eye(space.dim)
+                )
+                fresh = z.mean(0) + torch.randn(num_init_samples, space.dim, device=z.device) @ spread.T
+                z = torch.cat([z, fresh])
+                density = self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
+        best = space.to_theta(z[density.argmax()][None])
+        if x is None:
+            self._map = best
+        return best
+
+    # ------------------------------------------------------------------ the rest of sbi's interface
+
+    def set_default_x(self, x: Any) -> CorrectedPosterior:
+        """Fix the real observation that methods use when ``x=`` is not given."""
+        self._x = as_observation(x, self.corrector.shape).to(self._device)
+        self._map = None
+        return self
+
+    def _observation(self, x: Any) -> Tensor:
+        if x is None:
+            if self._x is None:
+                raise ValueError("no observation came and none is set; pass x=, or call set_default_x(y_obs) first.")
+            return self._x
+        return as_observation(x, self.corrector.shape).to(self._device)
+
+    _x_else_default_x = _observation
+
+    def _observations(self, x: Any) -> Tensor:
+        return as_observations(x, self.corrector.shape).to(self._device)
+
+    def to(self, device: str | torch.device) -> CorrectedPosterior:
+        """Move to a device, in place."""
+        self.corrector.to(device)
+        self.corrector.proposal.to(device)
+        self._device = str(device)
+        self._x = None if self._x is None else self._x.to(device)
+        self.potential_fn = _Potential(self, self.prior)
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Write one file that `fmcpe.load` reads; see `fmcpe.io`."""
+        from fmcpe.io import save
+
+        return save(self, path)
+
+    def summary(self) -> str:
+        """What was fitted, in words."""
+        lines = [
+            f"Corrected posterior of {self.corrector.space.dim} parameter(s) given observations of shape "
+            f"{tuple(self.corrector.shape)}.",
+            f"Fitted on {self.num_pairs} calibration pairs, stages: {self.stages}, "
+            f"in {self.history['seconds'][0]:.1f} s.",
+        ]
+        for name, what in (("x", "x-flow"), ("theta", "θ-flow")):
+            losses = self.history.get(f"validation_{name}")
+            if losses:
+                lines.append(
+                    f"{what}: validation loss {losses[0]:.3g} after the first of {len(losses)} epochs, best "
+                    f"{min(losses):.3g} (epoch {losses.index(min(losses)) + 1})."
+                )
+        words = {"none": "uncorrected", "x-only": "x-flow alone"}
+        scores = {k.removeprefix("evidence_"): v[0] for k, v in self.history.items() if k.startswith("evidence_")}
+        if scores:
+            listed = ", ".join(
+                f"{words.get(k, 'all stages')} {v:.3f}" for k, v in sorted(scores.items(), key=lambda i: i[1])
+            )
+            lines.append(
+                f"Energy score on held-out pairs (lower is better): {listed}. Kept: {words.get(self.stages, 'all stages')}."
+            )
+        clamped = self.corrector.proposal.fraction_clamped
+        if clamped:
+            lines.append(f"{clamped:.1%} of the last base draws fell outside the prior and were moved to its edge.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.corrector.shape)}, "
+            f"pairs={self.num_pairs}, stages={self.stages!r})"
+        )
+
+
+_SBI_OPTIONS = {
+    "reject_outside_prior",
+    "max_sampling_time",
+    "return_partial_on_timeout",
+    "norm_posterior",
+    "leakage_correction_params",
+    "learning_rate",
+    "init_method",
+    "save_best_every",
+}
+"""Options of sbi's posteriors that have nothing to do here: draws never leave the support, and densities never leak."""
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    unknown = sorted(set(options) - _SBI_OPTIONS)
+    if unknown:
+        raise TypeError(f"unknown option(s) {', '.join(unknown)}; see help(CorrectedPosterior) for those there are.")
+
+
+class _Potential(BasePotential):
+    """log p(θ | y) as sbi's optimisers and samplers want it, with the draws of x̃ kept between calls."""
+
+    allow_iid_x = False
+
+    def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
+        self._posterior, self._mixture = posterior, torch.empty(0)
+        super().__init__(prior, x_o=None, device=str(posterior.corrector.space.standardiser.mean.device))
+
+    def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:
+        super().set_x(x_o, x_is_iid=x_is_iid)
+        if x_o is not None:
+            self._mixture = self._posterior._source(self._posterior._observation(x_o), 256, seed=0)
+
+    def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
+        y = self._posterior._observation(self.x_o)
+        return self._posterior._log_prob(theta, y, self._mixture, track_gradients)

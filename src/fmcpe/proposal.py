@@ -1,0 +1,269 @@
+r"""What the method needs of a base posterior: one θ per row of x, and its log density where there is one.
+
+`as_proposal` adapts sbi posteriors and plain functions. No adapter goes through sbi's rejection loop, which
+does not end when x is out of distribution: rows outside the prior's support are redrawn a bounded number of
+times, then moved to its edge, and the fraction is kept in `Proposal.fraction_clamped`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from sbi.inference.posteriors import DirectPosterior, EnsemblePosterior, VectorFieldPosterior
+from sbi.inference.posteriors.base_posterior import NeuralPosterior
+from sbi.neural_nets.estimators import ZukoFlow
+from sbi.utils.sbiutils import CallableTransform, within_support
+from torch import Tensor
+from torch.distributions import Distribution
+
+from fmcpe._checks import parameter_dim
+from fmcpe._random import seeded
+from fmcpe.ode import Solver
+
+REDRAWS = 20
+"""How often a row outside the prior's support is drawn again before it is clamped."""
+
+LEAKAGE_DRAWS = 200
+"""Draws per x that estimate how much of an estimator's mass lies inside the support."""
+
+
+class Proposal(ABC):
+    r"""A frozen conditional distribution \( \hat p(\theta | x) \), truncated to the prior's support.
+
+    Args:
+        prior: Its support bounds the draws.
+        x_shape: Shape of one x, or None where the object does not know.
+    """
+
+    def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
+        self.prior, self.x_shape = prior, x_shape
+        self.fraction_clamped = 0.0
+
+    @abstractmethod
+    def _draw(self, x: Tensor) -> Tensor:
+        """One θ per row of x, anywhere."""
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Density of `_draw`: θ (N, p) against every row of x (K, ...), giving (N, K)."""
+        raise NotImplementedError(
+            "this base posterior has no density, so the corrected posterior has none either. Use sample() and "
+            "diagnostics made of draws, or give as_proposal(draw, prior=..., log_prob=...)."
+        )
+
+    def to(self, device: str | torch.device) -> Proposal:
+        """Move to a device, in place."""
+        return self
+
+    @torch.no_grad()
+    def sample(self, x: Tensor) -> Tensor:
+        """One physical θ per row of x, inside the support: (B, p)."""
+        theta = self._draw(x)
+        outside = ~self._inside(theta)
+        for _ in range(REDRAWS):
+            if not bool(outside.any()):
+                break
+            rows = outside.nonzero()[:, 0]
+            theta[rows] = self._draw(x[rows])
+            outside[rows] = ~self._inside(theta[rows])
+        self.fraction_clamped = float(outside.float().mean())
+        if self.fraction_clamped:
+            theta[outside] = self._clamp(theta[outside])
+        return theta
+
+    def log_prob(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Log density of physical θ (N, p) under every row of x (K, ...): (N, K), -inf outside the support."""
+        log_density = self._log_density(theta, x) - self._log_acceptance(x)
+        return torch.where(self._inside(theta)[:, None], log_density, -torch.inf)
+
+    @torch.no_grad()
+    def _log_acceptance(self, x: Tensor) -> Tensor:
+        """Log of the mass inside the support for each row of x, estimated by draws; 0 where nothing leaks."""
+        if not self._may_leak():
+            return torch.zeros(x.shape[0], device=x.device)
+        inside = torch.stack([self._inside(self._draw(x)) for _ in range(LEAKAGE_DRAWS)]).float().mean(0)
+        return inside.clamp_min(1 / LEAKAGE_DRAWS).log()
+
+    def _may_leak(self) -> bool:
+        """Whether draws can fall outside the support at all: not if the support is everything."""
+        with seeded(0):
+            probe = self.prior.sample((1,))
+        far = torch.cat([probe + 1e6 * (1 + probe.abs()), probe - 1e6 * (1 + probe.abs())])
+        return not bool(within_support(self.prior, far).all())
+
+    def _inside(self, theta: Tensor) -> Tensor:
+        return within_support(self.prior, theta) & torch.isfinite(theta).all(-1)
+
+    def _clamp(self, theta: Tensor) -> Tensor:
+        """The nearest point of a box; for any other support a draw of the prior is all that is left."""
+        constraint = getattr(self.prior.support, "base_constraint", self.prior.support)
+        lower = getattr(constraint, "lower_bound", None)
+        upper = getattr(constraint, "upper_bound", None)
+        if lower is None and upper is None:
+            return self.prior.sample((theta.shape[0],)).to(theta)
+        theta = torch.nan_to_num(theta, nan=0.0)
+        theta = theta if lower is None else torch.maximum(theta, torch.as_tensor(lower).to(theta))
+        return theta if upper is None else torch.minimum(theta, torch.as_tensor(upper).to(theta))
+
+
+class DensityProposal(Proposal):
+    """An sbi `DirectPosterior` (NPE): its density estimator, without the rejection loop."""
+
+    def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
+        self.posterior = posterior
+        self.estimator = posterior.posterior_estimator.eval()
+        super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
+
+    def _draw(self, x: Tensor) -> Tensor:
+        return self.estimator.sample(torch.Size((1,)), condition=x)[0]
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        if isinstance(self.estimator, ZukoFlow):
+            # sbi embeds each x once per θ; a mixture has thousands of θ for the same few x
+            flow = self.estimator.net(self.estimator.embedding_net(x))
+            return flow.log_prob(theta[:, None].expand(-1, x.shape[0], -1))
+        return self.estimator.log_prob(theta[:, None].expand(-1, x.shape[0], -1), condition=x)
+
+    def _may_leak(self) -> bool:
+        # sbi owns the map onto the support of z_score_theta="transform_to_unconstrained" in such a module
+        onto_support = any(isinstance(m, CallableTransform) for m in self.estimator.modules())
+        return not onto_support and super()._may_leak()
+
+    def to(self, device: str | torch.device) -> Proposal:
+        self.estimator.to(device)
+        return self
+
+
+class VectorFieldProposal(Proposal):
+    """An sbi `VectorFieldPosterior` (FMPE, NPSE): its probability-flow ODE with a fixed number of steps."""
+
+    def __init__(self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int = 30) -> None:
+        self.estimator = posterior.vector_field_estimator.eval()
+        # noise is at t_max, θ at t_min
+        self.solver = Solver("midpoint", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
+        super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
+
+    def _velocity(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda t, z: self.estimator.ode_fn(z, x, t.expand(z.shape[0]))
+
+    def _draw(self, x: Tensor) -> Tensor:
+        base = self.estimator.mean_base + self.estimator.std_base * torch.randn(
+            x.shape[0], *self.estimator.input_shape, device=x.device
+        )
+        z = self.solver.solve(self._velocity(x), base)
+        return self.estimator.from_z(z) if self.estimator.compose_enabled else z
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        n, k = theta.shape[0], x.shape[0]
+        z, shift = theta, 0.0
+        if self.estimator.compose_enabled:
+            z, shift = self.estimator.to_z(theta), self.estimator.log_abs_det()
+        rows = x.repeat(n, *([1] * (x.ndim - 1)))
+        z0, logdet = self.solver.invert_with_logdet(self._velocity(rows), z.repeat_interleave(k, dim=0))
+        base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
+        return (base.log_prob(z0).sum(-1) - logdet).reshape(n, k) - shift
+
+    def to(self, device: str | torch.device) -> Proposal:
+        self.estimator.to(device)
+        return self
+
+
+class EnsembleProposal(Proposal):
+    """An sbi `EnsemblePosterior`: each row picks a member by weight."""
+
+    def __init__(self, members: Sequence[Proposal], weights: Tensor) -> None:
+        self.members, self.weights = list(members), weights / weights.sum()
+        super().__init__(members[0].prior, members[0].x_shape)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        member = torch.multinomial(self.weights, x.shape[0], replacement=True)
+        theta: Tensor | None = None
+        for index in member.unique().tolist():
+            rows = member == index
+            drawn = self.members[index]._draw(x[rows])
+            theta = drawn.new_empty(x.shape[0], drawn.shape[1]) if theta is None else theta
+            theta[rows] = drawn
+        assert theta is not None
+        return theta
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        each = [
+            m._log_density(theta, x) + math.log(w) for m, w in zip(self.members, self.weights.tolist(), strict=True)
+        ]
+        return torch.stack(each).logsumexp(0)
+
+    def _may_leak(self) -> bool:
+        return any(m._may_leak() for m in self.members)
+
+    def to(self, device: str | torch.device) -> Proposal:
+        self.weights = self.weights.to(device)
+        for member in self.members:
+            member.to(device)
+        return self
+
+
+class CallableProposal(Proposal):
+    """A function ``x (B, ...) -> θ (B, p)``, and optionally ``(θ (B, p), x (B, ...)) -> log density (B,)``."""
+
+    def __init__(self, draw: Callable[[Tensor], Any], prior: Distribution, log_prob: Callable | None = None) -> None:
+        super().__init__(prior, None)
+        self.draw, self.density = draw, log_prob
+
+    def _draw(self, x: Tensor) -> Tensor:
+        theta = torch.as_tensor(self.draw(x)).to(x.device, torch.float32)
+        expected = (x.shape[0], parameter_dim(self.prior))
+        if theta.shape != expected:
+            raise ValueError(
+                f"the base posterior returned shape {tuple(theta.shape)} for x of shape {tuple(x.shape)}; {expected} was "
+                "expected: one θ per row of x. Return one draw per row."
+            )
+        return theta.clone()
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        if self.density is None:
+            return super()._log_density(theta, x)
+        n, k = theta.shape[0], x.shape[0]
+        flat = self.density(theta.repeat_interleave(k, dim=0), x.repeat(n, *([1] * (x.ndim - 1))))
+        return torch.as_tensor(flat).to(theta).reshape(n, k)
+
+
+def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Callable | None = None) -> Proposal:
+    """Adapt a posterior to the one thing the method needs.
+
+    Args:
+        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `Proposal`, or a function
+            from x of shape (B, ...) to one draw of θ per row, (B, p).
+        prior: The prior of the simulations. sbi posteriors carry theirs; a function needs it.
+        log_prob: For a function: its log density, ``(theta (B, p), x (B, ...)) -> (B,)``.
+
+    Returns:
+        A `Proposal`.
+    """
+    if isinstance(posterior, Proposal):
+        return posterior
+    if isinstance(posterior, DirectPosterior):
+        return DensityProposal(posterior, prior)
+    if isinstance(posterior, VectorFieldPosterior):
+        return VectorFieldProposal(posterior, prior)
+    if isinstance(posterior, EnsemblePosterior):
+        return EnsembleProposal([as_proposal(p, prior) for p in posterior.posteriors], posterior.weights.clone())
+    if isinstance(posterior, NeuralPosterior):
+        raise TypeError(
+            f"posterior is a {type(posterior).__name__}, which samples one observation at a time by MCMC, rejection or "
+            "optimisation; the method draws for thousands of observations. Train one with NPE or FMPE, e.g. "
+            "fmcpe.train_npe(simulator, prior)."
+        )
+    if callable(posterior):
+        if prior is None:
+            raise ValueError(
+                "posterior is a function and prior is missing; a function does not know its prior. "
+                "Pass prior=, e.g. FMCPE(draw, simulator, prior=BoxUniform(low, high))."
+            )
+        return CallableProposal(posterior, prior, log_prob)
+    raise TypeError(
+        f"posterior is a {type(posterior).__name__}; an sbi DirectPosterior, EnsemblePosterior or VectorFieldPosterior, or "
+        "a function from x to one draw of theta per row was expected. Train one with fmcpe.train_npe(simulator, prior)."
+    )

@@ -1,0 +1,75 @@
+"""Every hyper-parameter of the method, in one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fmcpe.ode import Solver
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the flows are built, trained and integrated.
+
+    Args:
+        sigma: Standard deviation of the x-source around the standardised y.
+        epochs: Passes over the calibration pairs.
+        batch_size: Pairs per gradient step.
+        learning_rate: Of Adam.
+        clip: Largest gradient norm.
+        validation_fraction: Share of the pairs that picks the best weights and is not trained on.
+        solver: ``"euler"``, ``"midpoint"`` or ``"rk4"``.
+        steps: Solver steps, in training and when drawing.
+        hidden: Width of the velocity networks.
+        blocks: Their number of residual blocks.
+        embedding_dim: Size of the embedding of y, where it is the library's.
+        keep_only_what_helps: Drop each flow that does not improve the energy score on the validation pairs.
+        num_statistics: Fresh simulations from the prior that standardise x and θ.
+    """
+
+    sigma: float = 0.5
+    epochs: int = 200
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    clip: float = 1.0
+    validation_fraction: float = 0.2
+    solver: str = "euler"
+    steps: int = 50
+    hidden: int = 64
+    blocks: int = 3
+    embedding_dim: int = 32
+    keep_only_what_helps: bool = True
+    num_statistics: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "steps", "hidden", "blocks", "embedding_dim"):
+            self._require(
+                name,
+                isinstance(getattr(self, name), int) and getattr(self, name) >= 1,
+                "a whole number of at least 1",
+            )
+        self._require("num_statistics", self.num_statistics >= 100, "a whole number of at least 100")
+        for name in ("sigma", "learning_rate", "clip"):
+            self._require(name, getattr(self, name) > 0, "a positive number")
+        self._require("validation_fraction", 0 < self.validation_fraction < 1, "a number between 0 and 1")
+        Solver(self.solver, self.steps)
+
+    def _require(self, name: str, ok: bool, expected: str) -> None:
+        if not ok:
+            raise ValueError(
+                f"{name}={getattr(self, name)!r} came; {expected} was expected. Try Recipe({name}={_default(name)})."
+            )
+
+    @classmethod
+    def paper(cls) -> Recipe:
+        """The settings of the paper (its appendix on the experimental set-up)."""
+        return cls(keep_only_what_helps=False)
+
+    @classmethod
+    def default(cls) -> Recipe:
+        """What ``FMCPE(...)`` uses when nothing is said: the paper's, and a stage is kept only where it helps."""
+        return cls()
+
+
+def _default(name: str) -> object:
+    return Recipe.__dataclass_fields__[name].default

@@ -1,0 +1,61 @@
+"""Shared problems and posteriors, each made once per session."""
+
+import pytest
+import torch
+from sbi.utils import BoxUniform
+
+import fmcpe
+from fmcpe import FMCPE, Recipe, baselines
+
+# small networks on few cores: threads cost more than they give, and they make runs of the suite side by side crawl
+torch.set_num_threads(1)
+
+PRIOR = BoxUniform(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0]))
+TINY = Recipe(epochs=4, steps=6, hidden=16, blocks=2, embedding_dim=8, keep_only_what_helps=False)
+
+
+def simulate(theta):
+    """Two parameters, three numbers; refuses anything but physical θ inside the prior."""
+    if theta.shape[1] != 2 or not bool(PRIOR.support.check(theta).all()):
+        raise AssertionError("the simulator was called outside the prior")
+    x = torch.stack([theta[:, 0], 4 * theta[:, 1], theta.sum(1)], dim=1)
+    return x + 0.3 * torch.randn_like(x)
+
+
+def observe(theta):
+    """What really happens: gains and an offset that the simulator does not know."""
+    return simulate(theta) * torch.tensor([1.3, 0.8, 1.0]) + torch.tensor([0.7, -0.5, 0.2])
+
+
+@pytest.fixture(scope="session")
+def base():
+    """A base posterior on `simulate`, trained for a few seconds."""
+    return fmcpe.train_npe(simulate, PRIOR, 4000, seed=0, max_num_epochs=8, show_progress_bars=False)
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    """Thirty calibration pairs."""
+    torch.manual_seed(1)
+    theta = PRIOR.sample((30,))
+    return theta, observe(theta)
+
+
+KINDS = ("joint", "sequential", "x-only", "theta-only", "npe")
+
+
+@pytest.fixture(scope="session")
+def posteriors(base, pairs):
+    """Every kind of posterior in the library, by name, made when first asked for."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            if kind == "npe":
+                made[kind] = baselines.NPE(base).fit(*pairs)
+            else:
+                method = FMCPE(base, simulate, recipe=TINY, stages=kind)
+                made[kind] = method.fit(*pairs, seed=0, show_progress_bars=False)
+        return made[kind]
+
+    return get

@@ -1,0 +1,319 @@
+"""Tasks: one contract for all, and reference posteriors against brute force and rank uniformity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from torch.distributions import MultivariateNormal
+
+from fmcpe import tasks
+from fmcpe._errors import FMCPEWarning
+from fmcpe._random import derive, seeded
+from fmcpe.tasks.base import BLOCK, Task
+
+SIDES = ("real", "simulator")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Thousands of small operations: threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=tasks.names())
+def task(request) -> Task:
+    return tasks.get(request.param)
+
+
+def rank_p_values(task: Task, side: str, pairs: int, draws: int = 200) -> list[float]:
+    """KS p-values of the true θ's rank u among reference draws, and of |2u − 1|, for each parameter.
+
+    Both are uniform if the reference is right. The first sees bias; the second sees a wrong width, to which the
+    first is nearly blind.
+    """
+    with seeded(derive(7, task.name, side)):
+        theta = task.prior.sample((pairs,))
+        data = task.observe(theta) if side == "real" else task.simulator(theta)
+        samples = torch.stack([task.reference_posterior(row, side=side).sample((draws,)) for row in data])
+        # The uniform spreads each discrete rank over its bin, which makes the KS test exact.
+        u = ((samples < theta[:, None]).sum(1) + torch.rand(theta.shape)) / (draws + 1)
+    columns = torch.cat([u, (2 * u - 1).abs()], 1).T.numpy()
+    return [float(kstest(column, "uniform").pvalue) for column in columns]
+
+
+# The contract -----------------------------------------------------------------------------------------------
+
+
+def test_shapes_and_types(task):
+    theta = task.prior.sample((7,))
+    assert theta.shape == (7, len(task.theta_names))
+    assert task.simulation_prior is task.prior
+    for data in (task.simulator(theta), task.observe(theta), task.calibration_set(7, seed=0)[1]):
+        assert data.shape == (7, *task.x_shape)
+        assert data.dtype == torch.float32
+    net = task.embedding_net()
+    if net is not None:
+        assert net(data).shape[0] == 7
+        assert 10 <= net(data).shape[1] <= 16
+
+
+def test_sets_are_nested_reproducible_and_disjoint(task):
+    state = torch.get_rng_state()
+    theta, y = task.calibration_set(BLOCK + 50, seed=3)
+    for n in (1, 10, BLOCK, BLOCK + 1):
+        smaller = task.calibration_set(n, seed=3)
+        assert torch.equal(smaller[0], theta[:n])
+        assert torch.equal(smaller[1], y[:n])
+    test_theta, test_y = task.test_set(BLOCK + 50, seed=3)
+    other_theta, _ = task.calibration_set(BLOCK + 50, seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert test_y.shape == y.shape
+    assert len(torch.cat([theta, test_theta, other_theta]).unique(dim=0)) == 3 * (BLOCK + 50)
+
+
+def test_sets_follow_the_real_process(task):
+    theta, y = task.calibration_set(4000, seed=0)
+    fresh_theta = task.prior.sample((4000,))
+    fresh_y = task.observe(fresh_theta)
+    for ours, fresh in ((theta, fresh_theta), (y, fresh_y)):
+        error = ours.std(0) * math.sqrt(2 / 4000)
+        assert ((ours.mean(0) - fresh.mean(0)).abs() < 5 * error).all()
+
+
+def test_noise_is_fresh_and_seedable(task):
+    theta = task.prior.sample((5,))
+    for process in (task.simulator, task.observe):
+        assert not torch.equal(process(theta), process(theta))
+        with seeded(1):
+            first = process(theta)
+        with seeded(1):
+            assert torch.equal(process(theta), first)
+
+
+def test_bad_theta_is_refused(task):
+    theta = task.prior.sample((4,))
+    for process in (task.simulator, task.observe):
+        with pytest.raises(ValueError, match="shape"):
+            process(theta[0])
+        with pytest.raises(ValueError, match="shape"):
+            process(torch.cat([theta, theta], 1))
+        for value in (math.nan, math.inf):
+            bad = theta.clone()
+            bad[1, 0] = value
+            with pytest.raises(ValueError, match="finite"):
+                process(bad)
+
+
+@pytest.mark.parametrize("row", [(-0.01, 1.0), (3.01, 1.0), (1.0, 0.4), (1.0, 10.1)])
+def test_theta_outside_the_support_is_refused(row):
+    task = tasks.get("pendulum")
+    for process in (task.simulator, task.observe):
+        with pytest.raises(ValueError, match="1 of 2 rows outside the prior's support"):
+            process(torch.tensor([(1.0, 1.0), row]))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_reference_contract(task, side):
+    _, y = task.test_set(2, seed=0)
+    state = torch.get_rng_state()
+    reference = task.reference_posterior(y[0], side=side)
+    draws = reference.sample((3, 40), seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert draws.shape == (3, 40, len(task.theta_names))
+    assert draws.dtype == torch.float32
+    assert task.prior.support.check(draws).all()
+    assert torch.equal(task.reference_posterior(y[:1], side=side).sample([3, 40], seed=5), draws)
+    assert not torch.equal(reference.sample((3, 40), seed=6), draws)
+    assert reference.sample(()).shape == (len(task.theta_names),)
+    assert reference.sample((0,)).shape == (0, len(task.theta_names))
+
+
+def test_bad_observations_are_refused(task):
+    _, y = task.test_set(2, seed=0)
+    with pytest.raises(ValueError, match="one row"):
+        task.reference_posterior(y)
+    with pytest.raises(ValueError, match="NaN"):
+        task.reference_posterior(y[0] * math.nan)
+    with pytest.raises(ValueError, match="'real' or 'simulator'"):
+        task.reference_posterior(y[0], side="imaginary")
+    with pytest.raises(ValueError, match="at least one"):
+        task.calibration_set(0, seed=0)
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match="gaussian"):
+        tasks.get("gausian")
+
+
+def test_a_task_without_reference_says_so():
+    class Measured(tasks.Offset):
+        _reference = Task._reference
+
+    with pytest.raises(NotImplementedError, match="no reference posterior on the real side"):
+        Measured().reference_posterior(torch.zeros(1))
+
+
+# Truth ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_ranks_are_uniform(task, side):
+    pairs = 24 if task.name == "pendulum" else 300
+    assert min(rank_p_values(task, side, pairs)) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_pendulum_ranks_are_uniform(side):
+    assert min(rank_p_values(tasks.get("pendulum"), side, 200)) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_pendulum_ranks_are_uniform_where_amplitude_is_uncertain(side):
+    """With large noise the prior of A decides, and a wrong volume element of (A, φ) shows."""
+    task = tasks.get("pendulum", amplitude_range=(0.1, 3.0), noise_std=4.0)
+    assert min(rank_p_values(task, side, 200)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gaussian", "offset"])
+@pytest.mark.parametrize("side", SIDES)
+def test_wrong_side_fails_the_rank_test(name, side):
+    """The rank test has the power to see the misspecification."""
+    task = tasks.get(name)
+    exact = task._reference
+    task._reference = lambda y, side: exact(y, "simulator" if side == "real" else "real")
+    assert min(rank_p_values(task, side, 300)) < 1e-6
+
+
+def small_gaussian() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(3, 3))
+    return {
+        "prior_loc": np.array([0.5, -1.0]),
+        "prior_cov": np.array([[1.0, 0.3], [0.3, 0.5]]),
+        "A": rng.normal(size=(3, 2)),
+        "b": rng.normal(size=3),
+        "lik_cov": factor @ factor.T + np.eye(3),
+        "C": 1 + rng.normal(size=(3, 3)),
+        "d": rng.normal(size=3),
+        "noise_cov": 0.5 * np.eye(3),
+    }
+
+
+def test_gaussian_reference_against_importance_sampling(tmp_path):
+    """Data are built from two noises, as the real process is described, and not from its marginal covariance."""
+    m = small_gaussian()
+    np.savez(tmp_path / "matrices.npz", **m)
+    task = tasks.Gaussian.from_npz(tmp_path / "matrices.npz")
+    t = {key: torch.tensor(value, dtype=torch.float64) for key, value in m.items()}
+    prior = MultivariateNormal(t["prior_loc"], t["prior_cov"])
+    with seeded(0):
+        theta = prior.sample((400_000,))
+        x = theta @ t["A"].T + t["b"] + MultivariateNormal(torch.zeros(3).double(), t["lik_cov"]).sample((400_000,))
+        y = task.observe(prior.sample((1,)).float())[0].double()
+    weights = torch.softmax(MultivariateNormal(x @ t["C"].T + t["d"], t["noise_cov"]).log_prob(y), 0)
+    mean = weights @ theta
+    cov = (theta - mean).T @ (weights[:, None] * (theta - mean))
+    reference = task.reference_posterior(y)
+    error = 5 * float((weights**2).sum().sqrt())
+    assert torch.allclose(reference.mean, mean, atol=error)
+    assert torch.allclose(reference.cov, cov, atol=2 * error)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_gaussian_log_prob_is_bayes_rule(side):
+    """Differences of log density are those of prior plus likelihood, and the draws have that density's moments."""
+    m = small_gaussian()
+    task = tasks.Gaussian(matrices=m)
+    B, c, R = m["A"], m["b"], m["lik_cov"]
+    if side == "real":
+        B, c, R = m["C"] @ B, m["C"] @ c + m["d"], m["C"] @ R @ m["C"].T + m["noise_cov"]
+    theta = task.prior.sample((50,)).double()
+    y = task.observe(theta[:1].float())[0]
+    likelihood = MultivariateNormal(theta @ torch.tensor(B).T + torch.tensor(c), torch.tensor(R)).log_prob(y.double())
+    prior = MultivariateNormal(torch.tensor(m["prior_loc"]), torch.tensor(m["prior_cov"])).log_prob(theta)
+    reference = task.reference_posterior(y, side=side)
+    difference = reference.log_prob(theta) - (likelihood + prior).float()
+    assert difference.std() < 1e-4
+    draws = reference.sample((20_000,), seed=0).double()
+    assert torch.allclose(draws.T.cov(), reference.cov, atol=0.05)
+
+
+def test_gaussian_archive_without_a_matrix_is_refused(tmp_path):
+    matrices = small_gaussian()
+    del matrices["C"]
+    np.savez(tmp_path / "broken.npz", **matrices)
+    with pytest.raises(ValueError, match="lack C"):
+        tasks.Gaussian.from_npz(tmp_path / "broken.npz")
+
+
+def test_offset_bias_is_lambda_with_much_data():
+    task = tasks.get("offset", lam=0.7, num_measurements=2000)
+    y = task.observe(torch.tensor([[0.4]]))[0]
+    means = {side: float(task.reference_posterior(y, side=side).mean) for side in SIDES}
+    assert means["real"] == pytest.approx(0.4, abs=0.05)
+    assert means["real"] - means["simulator"] == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("truth", [(0.4, 1.0), (2.0, 2.5)])
+def test_pendulum_reference_against_importance_sampling(side, truth):
+    """With large noise the prior is a fair proposal: weigh its draws by the likelihood as the model is written."""
+    task = tasks.get("pendulum", amplitude_range=(0.5, 3.0), noise_std=2.0)
+    n = 100_000
+    with seeded(derive(2, side, str(truth))):
+        y = task.observe(torch.tensor([truth]))[0]
+        theta, phase = task.prior.sample((n,)), 2 * math.pi * torch.rand(n, 1)
+        alpha = torch.rand(n, 1) if side == "real" else torch.zeros(n, 1)
+    residual = torch.exp(-alpha * task.times) * theta[:, 1:] * torch.cos(theta[:, :1] * task.times + phase) - y
+    weights = torch.softmax(-(residual.double() ** 2).sum(1) / (2 * task.noise_std**2), 0)
+    draws = task.reference_posterior(y, side=side).sample((20_000,), seed=0).double()
+    error = 5 * math.sqrt(float((weights**2).sum()) + 1 / 20_000)
+    for moment in (lambda t: t, torch.square, lambda t: t[:, :1] * t[:, 1:], torch.log):
+        expected = weights @ moment(theta.double())
+        scale = (weights @ (moment(theta.double()) - expected) ** 2).sqrt()
+        assert ((moment(draws).mean(0) - expected).abs() < error * scale).all()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("omega", [0.0, 0.02, 3.0])
+@pytest.mark.parametrize("amplitude", [0.5, 10.0])
+@pytest.mark.parametrize("damping", [0.0, 1.0])
+def test_pendulum_reference_at_the_corners(side, omega, amplitude, damping):
+    """The truth of a corner is inside the draws, and the weights are healthy."""
+    task = tasks.get("pendulum", damping_range=(0.0, 1.0))
+    times = task.times
+    with seeded(derive(0, str(omega), str(amplitude), str(damping))):
+        clean = amplitude * torch.cos(omega * times + 1.0)
+        y = clean * torch.exp(-damping * times * (side == "real")) + 0.1 * torch.randn(200)
+    reference = task.reference_posterior(y, side=side)
+    draws = reference.sample((1000,), seed=0)
+    assert reference.ess > 0.2
+    assert task.prior.support.check(draws).all()
+    low, high = draws.quantile(0.0005, 0), draws.quantile(0.9995, 0)
+    slack = 0.2 * (high - low)
+    truth = torch.tensor([omega, amplitude])
+    assert ((low - slack <= truth) & (truth <= high + slack)).all()
+
+
+def test_pendulum_reference_warns_when_its_weights_are_poor(monkeypatch):
+    monkeypatch.setattr("fmcpe.tasks.pendulum_reference._MAX_CELLS", 1)
+    task = tasks.get("pendulum")
+    _, y = task.test_set(1, seed=0)
+    with pytest.warns(FMCPEWarning, match="effective sample size"):
+        task.reference_posterior(y)
+
+
+def test_pendulum_reference_has_no_density():
+    task = tasks.get("pendulum")
+    _, y = task.test_set(1, seed=0)
+    with pytest.raises(NotImplementedError, match="sample"):
+        task.reference_posterior(y).log_prob(task.prior.sample((2,)))
