@@ -48,9 +48,6 @@ def rank_p_values(task: Task, side: str, pairs: int, draws: int = 200) -> list[f
     return [float(kstest(column, "uniform").pvalue) for column in columns]
 
 
-# The contract -----------------------------------------------------------------------------------------------
-
-
 def test_shapes_and_types(task):
     theta = task.prior.sample((7,))
     assert theta.shape == (7, len(task.theta_names))
@@ -79,10 +76,10 @@ def test_sets_are_nested_reproducible_and_disjoint(task):
 
 
 def test_sets_follow_the_real_process(task):
-    theta, y = task.calibration_set(4000, seed=0)
-    fresh_theta = task.prior.sample((4000,))
-    fresh_y = task.observe(fresh_theta)
-    for ours, fresh in ((theta, fresh_theta), (y, fresh_y)):
+    with seeded(0):
+        theta = task.prior.sample((4000,))
+        y = task.observe(theta)
+    for ours, fresh in zip(task.calibration_set(4000, seed=0), (theta, y), strict=True):
         error = ours.std(0) * math.sqrt(2 / 4000)
         assert ((ours.mean(0) - fresh.mean(0)).abs() < 5 * error).all()
 
@@ -147,20 +144,15 @@ def test_bad_observations_are_refused(task):
         task.calibration_set(0, seed=0)
 
 
-def test_unknown_names_list_the_known():
+def test_unknown_names_and_missing_references_say_so():
     with pytest.raises(ValueError, match="gaussian"):
         tasks.get("gausian")
 
-
-def test_a_task_without_reference_says_so():
     class Measured(tasks.Offset):
         _reference = Task._reference
 
     with pytest.raises(NotImplementedError, match="no reference posterior on the real side"):
         Measured().reference_posterior(torch.zeros(1))
-
-
-# Truth ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -169,24 +161,17 @@ def test_ranks_are_uniform(task, side):
     assert min(rank_p_values(task, side, pairs)) > 1e-3
 
 
+# With large noise the prior of A decides, and a wrong volume element of (A, φ) shows; with the default it cannot.
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
-def test_pendulum_ranks_are_uniform(side):
-    assert min(rank_p_values(tasks.get("pendulum"), side, 200)) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("side", SIDES)
-def test_pendulum_ranks_are_uniform_where_amplitude_is_uncertain(side):
-    """With large noise the prior of A decides, and a wrong volume element of (A, φ) shows."""
-    task = tasks.get("pendulum", amplitude_range=(0.1, 3.0), noise_std=4.0)
-    assert min(rank_p_values(task, side, 200)) > 1e-3
+@pytest.mark.parametrize("options", [{}, {"amplitude_range": (0.1, 3.0), "noise_std": 4.0}], ids=["default", "noisy"])
+def test_pendulum_ranks_are_uniform(side, options):
+    assert min(rank_p_values(tasks.get("pendulum", **options), side, 200)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gaussian", "offset"])
 @pytest.mark.parametrize("side", SIDES)
 def test_wrong_side_fails_the_rank_test(name, side):
-    """The rank test has the power to see the misspecification."""
     task = tasks.get(name)
     exact = task._reference
     task._reference = lambda y, side: exact(y, "simulator" if side == "real" else "real")
@@ -289,31 +274,24 @@ def test_pendulum_reference_against_importance_sampling(side, truth):
 @pytest.mark.parametrize("damping", [0.0, 1.0])
 def test_pendulum_reference_at_the_corners(side, omega, amplitude, damping):
     """The truth of a corner is inside the draws, and the weights are healthy."""
-    task = tasks.get("pendulum", damping_range=(0.0, 1.0))
-    times = task.times
+    task = tasks.get("pendulum")
+    decay = torch.exp(-damping * task.times) if side == "real" else 1.0
     with seeded(derive(0, str(omega), str(amplitude), str(damping))):
-        clean = amplitude * torch.cos(omega * times + 1.0)
-        y = clean * torch.exp(-damping * times * (side == "real")) + 0.1 * torch.randn(200)
+        y = decay * amplitude * torch.cos(omega * task.times + 1.0) + 0.1 * torch.randn(200)
     reference = task.reference_posterior(y, side=side)
     draws = reference.sample((1000,), seed=0)
     assert reference.ess > 0.2
     assert task.prior.support.check(draws).all()
-    low, high = draws.quantile(0.0005, 0), draws.quantile(0.9995, 0)
-    slack = 0.2 * (high - low)
-    truth = torch.tensor([omega, amplitude])
-    assert ((low - slack <= truth) & (truth <= high + slack)).all()
+    low, high = draws.amin(0), draws.amax(0)
+    middle, reach = (low + high) / 2, 0.7 * (high - low)
+    assert ((torch.tensor([omega, amplitude]) - middle).abs() <= reach).all()
 
 
-def test_pendulum_reference_warns_when_its_weights_are_poor(monkeypatch):
+def test_pendulum_reference_owns_up_to_poor_weights_and_to_no_density(monkeypatch):
     monkeypatch.setattr("fmcpe.tasks.pendulum_reference._MAX_CELLS", 1)
     task = tasks.get("pendulum")
     _, y = task.test_set(1, seed=0)
     with pytest.warns(FMCPEWarning, match="effective sample size"):
-        task.reference_posterior(y)
-
-
-def test_pendulum_reference_has_no_density():
-    task = tasks.get("pendulum")
-    _, y = task.test_set(1, seed=0)
+        reference = task.reference_posterior(y)
     with pytest.raises(NotImplementedError, match="sample"):
-        task.reference_posterior(y).log_prob(task.prior.sample((2,)))
+        reference.log_prob(task.prior.sample((2,)))

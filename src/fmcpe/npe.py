@@ -207,4 +207,5 @@ def _train(
             "learning_rate=5e-4, and look for extreme values in the simulations."
         )
     estimator.load_state_dict(best_state)
+    estimator.zero_grad(set_to_none=True)
     return history

@@ -41,6 +41,7 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> None:
         self.corrector, self.recipe, self.stages = corrector, recipe, stages
         self.history, self.num_pairs = history, num_pairs
+        self._best: Tensor | None = None
         self.prior = corrector.space.prior
         super().__init__(
             _Potential(self, self.prior),
@@ -69,6 +70,7 @@ class CorrectedPosterior(NeuralPosterior):
             show_progress_bars: Whether to show progress once it takes more than two seconds.
             seed: Makes the draw reproducible and leaves torch's generator as it was.
             max_sampling_batch_size: Rows drawn at once; chosen by memory if None.
+            **sbi_options: Options of sbi's rejection sampler, which have no meaning here.
 
         Returns:
             Physical θ inside the prior's support, (*sample_shape, p).
@@ -147,6 +149,7 @@ class CorrectedPosterior(NeuralPosterior):
             track_gradients: Whether gradients with respect to `theta` are wanted.
             num_source_samples: Draws of x̃ in the mixture.
             seed: Of these draws.
+            **sbi_options: sbi's options for leakage, which have no meaning here.
 
         Returns:
             (N,), -inf outside the prior's support.
@@ -234,8 +237,8 @@ class CorrectedPosterior(NeuralPosterior):
             **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``, which have no meaning here.
         """
         _check_options(sbi_options)
-        if x is None and self._map is not None and not force_update:
-            return self._map
+        if x is None and self._best is not None and not force_update:
+            return self._best
         y, space = self._observation(x), self.corrector.space
         mixture = self._source(y, 256, seed=0)
         with seeded(seed):
@@ -251,7 +254,7 @@ class CorrectedPosterior(NeuralPosterior):
                 density = self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
         best = space.to_theta(z[density.argmax()][None])
         if x is None:
-            self._map = best
+            self._best = best
         return best
 
     # ------------------------------------------------------------------ the rest of sbi's interface
@@ -259,7 +262,7 @@ class CorrectedPosterior(NeuralPosterior):
     def set_default_x(self, x: Any) -> CorrectedPosterior:
         """Fix the real observation that methods use when ``x=`` is not given."""
         self._x = as_observation(x, self.corrector.shape).to(self._device)
-        self._map = None
+        self._best = None
         return self
 
     def _observation(self, x: Any) -> Tensor:

@@ -84,7 +84,13 @@ class Proposal(ABC):
         """Log of the mass inside the support for each row of x, estimated by draws; 0 where nothing leaks."""
         if not self._may_leak():
             return torch.zeros(x.shape[0], device=x.device)
-        inside = torch.stack([self._inside(self._draw(x)) for _ in range(LEAKAGE_DRAWS)]).float().mean(0)
+        copies = min(LEAKAGE_DRAWS, max(1, 2_000_000 // x.numel()))  # at once, for memory's sake
+        rows = x.repeat_interleave(copies, dim=0)
+        rounds = -(-LEAKAGE_DRAWS // copies)
+        inside = torch.stack(
+            [self._inside(self._draw(rows)).float().reshape(-1, copies).mean(1) for _ in range(rounds)]
+        )
+        inside = inside.mean(0)
         return inside.clamp_min(1 / LEAKAGE_DRAWS).log()
 
     def _may_leak(self) -> bool:

@@ -128,7 +128,11 @@ class PendulumReference:
             change = self._change(centres[best], torch.softmax(value[best], 0))
             split = change > _RESOLVED
             if not split.any():
-                # The best centres can all lie where L is flat while a thin ridge passes between other centres.
+                # The best centres can all lie where L is flat while a thin ridge passes between other centres, so
+                # weigh cells by more than their centre before trusting the pilot.
+                inside = [centres + width * (torch.rand(len(centres), 3, dtype=torch.float64) - 0.5) for _ in range(3)]
+                values = [value] + [self._log_target(points)[0] for points in inside]
+                self._set_cells(centres, width, torch.stack(values).logsumexp(0))
                 ess, change = self._pilot()
                 if ess > _GOOD_ESS:
                     return

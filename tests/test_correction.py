@@ -1,0 +1,240 @@
+"""The algorithm: what it calls, what it leaves alone, what it refuses."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import PRIOR, TINY, observe, simulate
+from torch import nn
+
+import fmcpe
+from fmcpe import FMCPE, FMCPEWarning, Recipe
+from fmcpe.correction import _losses, _Pairs
+
+
+def fit(base, pairs, *, simulator=simulate, stages="joint", recipe=TINY, seed=0, x=None, **options):
+    method = FMCPE(base, simulator, recipe=recipe, stages=stages, **options)
+    return method.fit(*pairs, x, seed=seed, show_progress_bars=False)
+
+
+def test_the_base_posterior_stays_frozen(base, pairs):
+    before = copy.deepcopy(base.posterior_estimator.state_dict())
+    fit(base, pairs)
+    after = base.posterior_estimator.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert all(p.grad is None for p in base.posterior_estimator.parameters())
+
+
+def test_each_term_trains_its_own_field_only(base, pairs):
+    """Nothing flows back through x̃: the θ-term leaves u_X without a gradient, and the other way round."""
+    corrector = fit(base, pairs).corrector.train()
+    batch = _Pairs(*pairs, None)
+    for name, other in (("x", "theta"), ("theta", "x")):
+        corrector.zero_grad(set_to_none=True)
+        _losses(corrector, batch, simulate, {name})[name].backward()
+        assert all(p.grad is not None for p in getattr(corrector, f"u_{name}").parameters())
+        assert all(p.grad is None for p in getattr(corrector, f"u_{other}").parameters())
+
+
+def test_fresh_simulations_at_physical_parameters_every_step(base, pairs):
+    """conftest.simulate raises outside the prior; here the calls are counted and compared with the pairs."""
+    calls = []
+
+    def counting(theta):
+        calls.append(theta.clone())
+        return simulate(theta)
+
+    fit(base, pairs, simulator=counting)
+    statistics, *steps = calls
+    assert statistics.shape[0] == TINY.num_statistics
+    assert len(steps) == 2 * TINY.epochs  # one training batch and one validation batch each
+    known = {tuple(row.tolist()) for row in pairs[0]}
+    assert all(tuple(row.tolist()) in known for call in steps for row in call)
+
+
+def test_paired_simulations_replace_the_simulator(base, pairs):
+    torch.manual_seed(0)
+    posterior = fit(base, pairs, simulator=None, x=simulate(pairs[0]))
+    assert posterior.sample((5,), x=pairs[1][0]).shape == (5, 2)
+    with pytest.raises(ValueError, match="x="):
+        fit(base, pairs, simulator=None)
+
+
+def test_theta_only_needs_no_simulator(base, pairs):
+    assert fit(base, pairs, simulator=None, stages="theta-only").corrector.u_x is None
+
+
+def test_stages_have_the_flows_they_name(base, pairs):
+    joint = fit(base, pairs, stages="joint")
+    assert set(joint.history) >= {"training_x", "validation_x", "training_theta", "validation_theta", "seconds"}
+    assert fit(base, pairs, stages="x-only").corrector.u_theta is None
+    sequential = fit(base, pairs, stages="sequential")
+    assert len(sequential.history["training_x"]) == len(sequential.history["training_theta"]) == TINY.epochs
+
+
+def test_fits_repeat_and_leave_global_state_alone(base, pairs):
+    torch.manual_seed(5)
+    np.random.seed(5)
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first, second = fit(base, pairs), fit(base, pairs)
+    assert torch.equal(state, torch.get_rng_state())
+    assert np.array_equal(numpy_state, np.random.get_state()[1])
+    y = pairs[1][0]
+    assert torch.equal(first.sample((9,), x=y, seed=0), second.sample((9,), x=y, seed=0))
+    assert not torch.equal(first.sample((9,), x=y, seed=0), fit(base, pairs, seed=1).sample((9,), x=y, seed=0))
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_numpy_simulators_repeat_too(base, pairs):
+    def in_numpy(theta):
+        t = theta.numpy().astype(np.float64)
+        x = np.stack([t[:, 0], 4 * t[:, 1], t.sum(1)], axis=1)
+        return x + 0.3 * np.random.standard_normal(x.shape)
+
+    first = fit(base, pairs, simulator=in_numpy)
+    second = fit(base, (pairs[0].double().numpy(), pairs[1].double().numpy()), simulator=in_numpy)
+    y = pairs[1][0]
+    assert torch.equal(first.sample((9,), x=y, seed=0), second.sample((9,), x=y, seed=0))
+
+
+def test_the_best_validation_weights_are_kept(base, pairs):
+    """With one pass and with many that get worse at once, the same weights survive."""
+    good = Recipe(epochs=1, steps=4, hidden=16, blocks=1, embedding_dim=4, keep_only_what_helps=False)
+    wild = Recipe(
+        epochs=6, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=50.0, keep_only_what_helps=False
+    )
+    history = fit(base, pairs, recipe=wild).history
+    total = [a + b for a, b in zip(history["validation_x"], history["validation_theta"], strict=True)]
+    assert min(total) < max(total) / 10
+    again = fit(base, pairs, recipe=wild)
+    with torch.no_grad():
+        assert bool(torch.isfinite(again.sample((5,), x=pairs[1][0])).all())
+    assert len(fit(base, pairs, recipe=good).history["training_x"]) == 1
+
+
+def test_a_user_embedding_is_used(base, pairs):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, y):
+            return self.layer(y).tanh()
+
+    posterior = fit(base, pairs, embedding_net=Own())
+    assert posterior.corrector.u_x.from_y.in_features == 5
+    assert posterior.corrector.u_x.embedding is not posterior.corrector.u_theta.embedding
+    with pytest.raises(ValueError, match="Flatten"):
+        fit(base, pairs, embedding_net=nn.Unflatten(1, (3, 1)))
+    with pytest.raises(ValueError, match="embedding_net failed"):
+        fit(base, pairs, embedding_net=nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize("shape", [(60,), (2, 30), (3, 16, 16), (16, 16, 3)])
+def test_series_and_images(shape):
+    """Data of any usual shape go through with a plain function as the base posterior."""
+    size = int(np.prod(shape))
+
+    def pictures(theta):
+        return theta[:, :1].repeat(1, size).reshape(-1, *shape) + 0.1 * torch.randn(theta.shape[0], *shape)
+
+    def draw(x):
+        return torch.stack([x.flatten(1).mean(1).clamp(-2, 2), torch.rand(x.shape[0])], dim=1)
+
+    theta = PRIOR.sample((12,))
+    method = FMCPE(draw, pictures, PRIOR, recipe=TINY)
+    posterior = method.fit(theta, pictures(theta) * 1.2, seed=0, show_progress_bars=False)
+    assert posterior.sample((4,), x=pictures(theta[:1])[0]).shape == (4, 2)
+    with pytest.raises(NotImplementedError, match="no density"):
+        posterior.log_prob(theta, x=pictures(theta[:1]))
+
+
+def test_evidence_keeps_only_what_helps(base):
+    """A correction fitted to nonsense is dropped; one that mends a gross error is kept, and the summary says so."""
+    torch.manual_seed(0)
+    theta = PRIOR.sample((60,))
+    clean, gross = simulate(theta), simulate(theta) + torch.tensor([3.0, -6.0, 2.0])
+    recipe = Recipe(epochs=1, steps=4, hidden=16, blocks=1, embedding_dim=4)
+    dropped = fit(base, (theta, clean), recipe=recipe)
+    assert dropped.stages == "none"
+    assert dropped.corrector.u_x is None
+    assert "Kept: uncorrected" in dropped.summary()
+    kept = fit(base, (theta, gross), recipe=Recipe(epochs=150, steps=8, hidden=32, blocks=2, embedding_dim=8))
+    assert kept.stages != "none"
+    scores = {k: v[0] for k, v in kept.history.items() if k.startswith("evidence_")}
+    assert min(scores.values()) < 0.7 * scores["evidence_none"]
+
+
+def pairs_of(n):
+    torch.manual_seed(0)
+    theta = PRIOR.sample((n,))
+    return theta, observe(theta) if n else torch.zeros(0, 3)
+
+
+WRONG_PAIRS = {
+    "no pairs": (lambda: pairs_of(0), "at least 2"),
+    "one pair": (lambda: pairs_of(1), "at least 2"),
+    "NaN in y": (lambda: (pairs_of(9)[0], torch.full((9, 3), float("nan"))), "y holds 27"),
+    "infinite theta": (lambda: (torch.full((9, 2), float("inf")), pairs_of(9)[1]), "theta holds"),
+    "too few rows": (lambda: (pairs_of(9)[0][:5], pairs_of(9)[1]), "same order"),
+    "too many parameters": (lambda: (torch.zeros(9, 3), pairs_of(9)[1]), "parameter"),
+    "flat theta": (lambda: (torch.zeros(9), pairs_of(9)[1]), "parameter"),
+    "wrong data shape": (lambda: (pairs_of(9)[0], torch.zeros(9, 4)), "simulator's shape"),
+    "outside the prior": (lambda: (pairs_of(9)[0] + 10, pairs_of(9)[1]), "outside the prior"),
+    "not numbers": (lambda: ("theta", pairs_of(9)[1]), "numpy array"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PAIRS)
+def test_wrong_pairs_are_refused_by_name(base, case):
+    make, words = WRONG_PAIRS[case]
+    with pytest.raises((ValueError, TypeError), match=words):
+        fit(base, make())
+
+
+WRONG_SIMULATORS = {
+    "NaN": (lambda theta: torch.full((theta.shape[0], 3), float("nan")), "NaN or infinite"),
+    "one row": (lambda theta: torch.zeros(3), "one row per row"),
+    "wrong width": (lambda theta: torch.zeros(theta.shape[0], 4), "was expected"),
+    "words": (lambda theta: "data", "tensor or array"),
+    "not a function": (torch.zeros(3), "function"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SIMULATORS)
+def test_wrong_simulators_are_refused_by_name(base, pairs, case):
+    simulator, words = WRONG_SIMULATORS[case]
+    with pytest.raises((ValueError, TypeError), match=words):
+        fit(base, pairs, simulator=simulator)
+
+
+def test_wrong_settings_are_refused(base):
+    for settings in ({"sigma": 0}, {"epochs": 0}, {"validation_fraction": 1.0}, {"solver": "magic"}, {"steps": 2.5}):
+        with pytest.raises(ValueError, match=r"expected|choose"):
+            Recipe(**settings)
+    with pytest.raises(ValueError, match="paper"):
+        FMCPE(base, simulate, recipe="best")
+    with pytest.raises(ValueError, match="joint"):
+        FMCPE(base, simulate, stages="both")
+    with pytest.raises(ValueError, match="simulations"):
+        fmcpe.train_npe(simulate, PRIOR, num_simulations=5)
+    with pytest.raises(ValueError, match="embedding_net"):
+        fmcpe.train_npe(lambda t: torch.zeros(t.shape[0], 3, 8, 8), PRIOR, num_simulations=200)
+
+
+def test_paper_and_default_recipes():
+    paper = Recipe.paper()
+    assert (paper.learning_rate, paper.clip, paper.batch_size, paper.validation_fraction) == (1e-3, 1.0, 256, 0.2)
+    assert (paper.solver, paper.steps, paper.keep_only_what_helps) == ("euler", 50, False)
+    assert Recipe.default().keep_only_what_helps
+
+
+def test_few_pairs_warn(base):
+    with pytest.warns(FMCPEWarning, match="Ten or more"):
+        fit(base, pairs_of(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FMCPEWarning)
+        fit(base, pairs_of(10))

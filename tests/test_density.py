@@ -1,0 +1,137 @@
+"""log_prob against truth: integrals, exact Gaussian posteriors, histograms of draws."""
+
+import math
+
+import pytest
+import torch
+from conftest import PRIOR
+from torch import nn
+from torch.distributions import MultivariateNormal
+
+from fmcpe import tasks
+from fmcpe.corrector import Corrector
+from fmcpe.ode import Solver
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.recipe import Recipe
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+Y = torch.tensor([1.0, 0.5, 1.2])
+
+
+def grid(n):
+    """Midpoints of an n by n grid over the prior's box, and the area of a cell."""
+    u = (torch.arange(n) + 0.5) / n
+    a, b = torch.meshgrid(-2 + 4 * u, u, indexing="ij")
+    return torch.stack([a.flatten(), b.flatten()], dim=1), 4 / n**2
+
+
+@pytest.mark.parametrize("kind", ["joint", "sequential", "x-only", "theta-only", "npe"])
+def test_density_integrates_to_one(posteriors, kind):
+    theta, cell = grid(60)
+    log_prob = posteriors(kind).log_prob(theta, x=Y, num_source_samples=64)
+    assert float(log_prob.exp().sum() * cell) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", ["joint", "x-only", "theta-only"])
+def test_density_is_that_of_the_draws(posteriors, kind):
+    """Probability of each quadrant about the median, by draws and by the integral of the density."""
+    posterior = posteriors(kind)
+    draws = posterior.sample((10_000,), x=Y, seed=0)
+    middle = draws.median(0).values
+    theta, cell = grid(50)
+    mass = posterior.log_prob(theta, x=Y, num_source_samples=100).exp() * cell
+    for right in (True, False):
+        for up in (True, False):
+            drawn = (((draws[:, 0] > middle[0]) == right) & ((draws[:, 1] > middle[1]) == up)).float().mean()
+            integrated = mass[((theta[:, 0] > middle[0]) == right) & ((theta[:, 1] > middle[1]) == up)].sum()
+            assert float(integrated) == pytest.approx(float(drawn), abs=0.03)
+
+
+class AffineField(nn.Module):
+    """The velocity whose flow is z -> expm(G) (z + b) - b, for every observation alike."""
+
+    def __init__(self, generator, offset):
+        super().__init__()
+        self.register_buffer("generator", generator)
+        self.register_buffer("offset", offset)
+
+    def embed(self, y):
+        return y.flatten(1)[:, :1]
+
+    def forward(self, t, z, context):
+        return (z + self.offset) @ self.generator.T
+
+
+def exact_gaussian():
+    """A chain whose correction is exact for one observation: base posterior and field in closed form."""
+    task = tasks.get("gaussian")
+    _, ys = task.test_set(1, seed=0)
+    y = ys[0]
+    wrong = task.reference_posterior(y, side="simulator")
+    right = task.reference_posterior(y, side="real")
+    torch.manual_seed(0)
+    wrong_law = _law(wrong)
+    right_law = _law(right)
+    proposal = as_proposal(
+        lambda x: wrong_law.sample((x.shape[0],)),
+        prior=task.prior,
+        log_prob=lambda theta, x: wrong_law.log_prob(theta),
+    )
+    space = ParameterSpace(task.prior, task.prior.sample((2000,)))
+    # in z, the optimal transport from one Gaussian to the other is affine: z -> A z + c
+    scale = torch.diag(1 / _slope(space))
+    a, b = scale @ wrong_law.covariance_matrix @ scale, scale @ right_law.covariance_matrix @ scale
+    root = _power(a, 0.5)
+    linear = _power(a, -0.5) @ _power(root @ b @ root, 0.5) @ _power(a, -0.5)
+    shift = space.to_z(right_law.mean[None])[0] - linear @ space.to_z(wrong_law.mean[None])[0]
+    fixed_point = torch.linalg.solve(torch.eye(3) - linear, shift)
+    values, vectors = torch.linalg.eigh(linear)
+    field = AffineField(vectors @ torch.diag(values.log()) @ vectors.T, -fixed_point)
+    identity = Standardiser(torch.zeros(2, 10))
+    corrector = Corrector(proposal, space, identity, identity, None, field, 1.0, Solver("rk4", 12))
+    return CorrectedPosterior(corrector, Recipe(), "theta-only", {"seconds": [0.0]}, 0), y, right_law
+
+
+def _law(reference):
+    draws = reference.sample((3,), seed=0)
+    assert draws.shape == (3, 3)
+    return MultivariateNormal(reference.mean.float(), reference.cov.float())
+
+
+def _slope(space):
+    zero, one = space.to_theta(torch.zeros(1, 3)), space.to_theta(torch.ones(1, 3))
+    return (one - zero)[0]
+
+
+def _power(matrix, exponent):
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values.clamp_min(1e-12) ** exponent) @ vectors.T
+
+
+def test_density_agrees_with_the_exact_gaussian_posterior():
+    posterior, y, exact = exact_gaussian()
+    theta = exact.sample((200,))
+    assert torch.allclose(posterior.log_prob(theta, x=y), exact.log_prob(theta), atol=5e-2)
+    draws = posterior.sample((20_000,), x=y, seed=0)
+    error = (draws.mean(0) - exact.mean) / exact.stddev
+    assert float(error.abs().max()) < 0.03
+    assert torch.allclose(torch.cov(draws.T), exact.covariance_matrix, rtol=0.05, atol=0.02)
+
+
+def test_map_of_the_exact_gaussian_posterior_is_its_mean():
+    posterior, y, exact = exact_gaussian()
+    posterior.set_default_x(y)
+    assert float(((posterior.map() - exact.mean) / exact.stddev).abs().max()) < 0.1
+
+
+def test_mixture_over_x_is_a_mean_of_densities(posteriors):
+    """With a single x̃ the x-only density is the base posterior's own at that x̃."""
+    posterior = posteriors("x-only")
+    theta = PRIOR.sample((6,))
+    x = posterior._source(Y[None], 5, seed=3)
+    each = posterior.corrector.proposal.log_prob(theta, x)
+    expected = each.exp().mean(1).log()
+    assert torch.allclose(posterior.log_prob(theta, x=Y, num_source_samples=5, seed=3), expected, atol=1e-4)
+    assert each.shape == (6, 5)
+    assert math.isfinite(float(expected.detach().sum()))

@@ -1,0 +1,184 @@
+"""Files: whole or absent, data and never code."""
+
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from conftest import PRIOR, TINY, observe, simulate
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+import fmcpe
+from fmcpe import FMCPE
+from fmcpe.architecture import build, describe
+from fmcpe.networks import embedding_for
+
+Y = torch.tensor([1.0, 0.5, 1.2])
+
+
+def manifest(path):
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["fmcpe"])
+
+
+def test_the_manifest_says_what_is_inside(posteriors, tmp_path):
+    says = manifest(posteriors("joint").save(tmp_path / "run.fmcpe"))
+    assert says["format"] == 1
+    assert set(says["versions"]) == {"fmcpe", "torch", "sbi", "zuko"}
+    assert says["recipe"]["steps"] == TINY.steps
+    assert (says["x_shape"], says["theta_dim"], says["num_pairs"]) == ([3], 2, 30)
+
+
+def test_the_default_observation_travels_along(base, pairs, tmp_path):
+    posterior = FMCPE(base, simulate, recipe=TINY).fit(*pairs, seed=0, show_progress_bars=False).set_default_x(Y)
+    loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
+    assert torch.equal(loaded.sample((5,), seed=0), posterior.sample((5,), seed=0))
+
+
+def test_a_posterior_from_outside_is_asked_for_again(pairs, tmp_path):
+    def draw(x):
+        return torch.stack([x[:, 0].clamp(-2, 2), torch.rand(x.shape[0])], dim=1)
+
+    posterior = FMCPE(draw, simulate, PRIOR, recipe=TINY).fit(*pairs, seed=0, show_progress_bars=False)
+    path = posterior.save(tmp_path / "run.fmcpe")
+    with pytest.raises(ValueError, match="posterior="):
+        fmcpe.load(path)
+    loaded = fmcpe.load(path, posterior=fmcpe.as_proposal(draw, PRIOR))
+    assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+
+
+def test_a_posterior_of_the_wrong_shape_is_refused(posteriors, tmp_path):
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    other = fmcpe.train_npe(lambda t: t.repeat(1, 2), PRIOR, 200, max_num_epochs=1, show_progress_bars=False)
+    with pytest.raises(ValueError, match=r"the file needs 2 and \(3,\)"):
+        fmcpe.load(path, posterior=other)
+
+
+class Own(nn.Module):
+    """A network that no file can describe."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, y):
+        return self.layer(y).tanh()
+
+
+def test_an_embedding_of_ones_own_is_asked_for_again(base, pairs, tmp_path):
+    method = FMCPE(base, simulate, recipe=TINY, embedding_net=Own())
+    posterior = method.fit(*pairs, seed=0, show_progress_bars=False)
+    path = posterior.save(tmp_path / "run.fmcpe")
+    with pytest.raises(ValueError, match="embedding_net="):
+        fmcpe.load(path)
+    loaded = fmcpe.load(path, embedding_net=Own())
+    assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+
+
+def test_a_base_posterior_with_an_embedding_is_saved(pairs, tmp_path):
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+    base = fmcpe.train_npe(simulate, PRIOR, 500, net, seed=0, max_num_epochs=1, show_progress_bars=False)
+    posterior = FMCPE(base, simulate, recipe=TINY).fit(*pairs, seed=0, show_progress_bars=False)
+    loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
+    assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+
+
+@pytest.mark.parametrize("shape", [(5,), (60,), (2, 30), (3, 16, 16), (16, 16, 3)])
+def test_the_librarys_embeddings_describe_themselves(shape):
+    net = embedding_for(shape, 6)
+    again = build(json.loads(json.dumps(describe(net))))
+    again.load_state_dict(net.state_dict())
+    y = torch.randn(2, *shape)
+    assert torch.equal(net(y), again(y))
+
+
+def test_loading_leaves_the_generator_alone(posteriors, tmp_path):
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    before = torch.get_rng_state()
+    fmcpe.load(path)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_failed_write_leaves_the_old_file(posteriors, tmp_path, monkeypatch):
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    old = path.read_bytes()
+
+    def broken(tensors, filename, metadata):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fmcpe.io.save_file", broken)
+    with pytest.raises(OSError, match="disk full"):
+        posteriors("x-only").save(path)
+    assert path.read_bytes() == old
+    assert [p.name for p in tmp_path.iterdir()] == ["run.fmcpe"]
+
+
+def test_a_killed_write_leaves_the_old_file(posteriors, tmp_path):
+    """The process dies in the middle of writing; a reader still finds the whole old file."""
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    old = path.read_bytes()
+    script = f"""
+        import os, signal, fmcpe, fmcpe.io
+        def dying(tensors, filename, metadata):
+            open(filename, "wb").write(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        posterior = fmcpe.load({str(path)!r})
+        fmcpe.io.save_file = dying
+        posterior.save({str(path)!r})
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert path.read_bytes() == old
+    fmcpe.load(path)
+
+
+def test_what_is_not_a_file_of_ours_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"posterior\.save"):
+        fmcpe.load(tmp_path / "absent")
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"\x00" * 100)
+    with pytest.raises(ValueError, match="not a whole fmcpe file"):
+        fmcpe.load(junk)
+    save_file({"a": torch.zeros(1)}, tmp_path / "tensors")
+    with pytest.raises(ValueError, match="no fmcpe manifest"):
+        fmcpe.load(tmp_path / "tensors")
+    save_file(
+        {"a": torch.zeros(1)},
+        tmp_path / "new",
+        metadata={"fmcpe": json.dumps({"format": 99, "versions": {"fmcpe": "9"}})},
+    )
+    with pytest.raises(ValueError, match="Upgrade"):
+        fmcpe.load(tmp_path / "new")
+
+
+def test_a_pickle_is_never_run(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "boom"), "w"))
+
+    path = tmp_path / "run.fmcpe"
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="not a whole fmcpe file"):
+        fmcpe.load(path)
+    torch.save(Bomb(), path)
+    with pytest.raises(ValueError, match="not a whole fmcpe file"):
+        fmcpe.load(path)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_truncated_file_is_refused(posteriors, tmp_path):
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="not a whole fmcpe file"):
+        fmcpe.load(path)
+
+
+def test_observations_are_the_simulators_shape(posteriors):
+    assert posteriors("joint").corrector.shape == observe(PRIOR.sample((1,))).shape[1:]
