@@ -88,9 +88,9 @@ def train_npe(
     seed: int | None = None,
     *,
     simulations: tuple[Any, Any] | None = None,
-    max_num_epochs: int = 30,
-    training_batch_size: int = 256,
-    learning_rate: float = 2e-3,
+    max_num_epochs: int = 20,
+    training_batch_size: int = 512,
+    learning_rate: float = 5e-3,
     validation_fraction: float = 0.05,
     stop_after_epochs: int = 10,
     clip_max_norm: float = 5.0,
@@ -121,8 +121,8 @@ def train_npe(
         An sbi posterior, with the losses in ``.history``.
     """
     flow = flow or FlowSize()
-    prior = process_prior(prior)[0]
-    with seeded(seed):
+    with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
+        prior = process_prior(prior)[0]
         theta, x = _simulate(simulator, prior, num_simulations, simulations)
         if embedding_net is not None:
             embedding_width(embedding_net, tuple(x.shape[1:]))
@@ -137,7 +137,7 @@ def train_npe(
             estimator, theta, x, max_num_epochs, training_batch_size, learning_rate, validation_fraction,
             stop_after_epochs, clip_max_norm, show_progress_bars,
         )  # fmt: skip
-    return NPEPosterior(estimator, prior, flow, embedding_net, history)
+        return NPEPosterior(estimator, prior, flow, embedding_net, history)
 
 
 def _simulate(

@@ -15,6 +15,7 @@ from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_t
 from fmcpe._random import seeded
 from fmcpe.corrector import Corrector
 from fmcpe.recipe import Recipe
+from fmcpe.search import cross_entropy_search
 
 CHUNK_NUMBERS = 2_000_000
 """Numbers of x̃ held at once while drawing: bounds memory, whatever is asked for."""
@@ -222,9 +223,8 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """The θ of highest density for one observation, (1, p).
 
-        The density is evaluated at draws of the posterior; the search then closes in on the best of them, each round
-        drawing from a Gaussian fitted to the last round's best (the cross-entropy method, in unconstrained space). It needs
-        no derivatives, which here would go through an ODE and back.
+        A cross-entropy search in unconstrained space, from draws of the posterior: it needs no derivatives, which here
+        would go through an ODE and back.
 
         Args:
             x: The real observation; the default one if None.
@@ -241,18 +241,14 @@ class CorrectedPosterior(NeuralPosterior):
             return self._best
         y, space = self._observation(x), self.corrector.space
         mixture = self._source(y, 256, seed=0)
+
+        def log_density(z: Tensor) -> Tensor:
+            return self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
+
         with seeded(seed):
-            z = space.to_z_safely(self._draw("draw_theta", y, num_init_samples, None, False, None))
-            density = self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
-            for _ in tqdm(range(num_iter), desc="maximising", delay=2, disable=not show_progress_bars, leave=False):
-                z = z[density.argsort(descending=True)[:num_to_optimize]]
-                spread = torch.linalg.cholesky(
-                    torch.cov(z.T).reshape(space.dim, space.dim) + 1e-10 * torch.eye(space.dim)
-                )
-                fresh = z.mean(0) + torch.randn(num_init_samples, space.dim, device=z.device) @ spread.T
-                z = torch.cat([z, fresh])
-                density = self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
-        best = space.to_theta(z[density.argmax()][None])
+            start = space.to_z_safely(self._draw("draw_theta", y, num_init_samples, None, False, None))
+            z = cross_entropy_search(log_density, start, num_iter, num_to_optimize, show_progress_bars)
+        best = space.to_theta(z[None])
         if x is None:
             self._best = best
         return best

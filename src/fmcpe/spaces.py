@@ -12,6 +12,8 @@ from sbi.utils.sbiutils import mcmc_transform, within_support
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._random import seeded
+
 
 class Standardiser(nn.Module):
     """z-scoring per number with fixed statistics; numbers that never vary are only centred.
@@ -52,7 +54,8 @@ class ParameterSpace(nn.Module):
     def __init__(self, prior: Distribution, theta: Tensor) -> None:
         super().__init__()
         self.prior = prior
-        self.transform = mcmc_transform(prior, device=str(theta.device))
+        with seeded(0):  # sbi tries the transform on a draw of the prior
+            self.transform = mcmc_transform(prior, device=str(theta.device))
         self.register_buffer("limit", _limits(prior, theta, self.LIMIT), persistent=False)
         self.standardiser = Standardiser(self.transform(theta))
 

@@ -45,17 +45,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, correct, compare, draw."""
     from fmcpe import FMCPE, baselines, tasks, train_npe
+    from fmcpe._random import seeded
 
     task = tasks.get(options.task)
-    options.out.mkdir(parents=True, exist_ok=True)
+    if options.pairs < 2 or options.test < 2:
+        raise ValueError(f"--pairs {options.pairs} --test {options.test} came; at least 2 of each were expected.")
     theta, y = task.calibration_set(options.pairs, options.seed)
     theta_test, y_test = task.test_set(options.test, options.seed)
 
     say(f"{task.name}: training the base posterior on {options.simulations} simulations of an imperfect simulator ...")
     started = time.perf_counter()
-    base = train_npe(
-        task.simulator, task.simulation_prior, options.simulations, task.embedding_net(), seed=options.seed
-    )
+    with seeded(options.seed):
+        embedding_net = task.embedding_net()
+    base = train_npe(task.simulator, task.simulation_prior, options.simulations, embedding_net, seed=options.seed)
     training = time.perf_counter() - started
 
     say(f"{task.name}: correcting it with {options.pairs} real pairs ...")
@@ -124,6 +126,7 @@ def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> 
     from fmcpe.diagnostics.plots import before_after
 
     figure = before_after(before.draws, after.draws, theta, names=task.theta_names)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     figure.savefig(temporary, format="png", dpi=150)
     temporary.replace(path)
