@@ -214,6 +214,9 @@ def _train(
     """Gradient steps on the training pairs; the weights that validate best are kept."""
     history: dict[str, list[float]] = {}
     validation = validation.repeated(64)
+    number = len(training.theta)
+    steps_per_epoch = -(-number // recipe.batch_size)
+    epochs = max(recipe.epochs, -(-recipe.min_steps // steps_per_epoch))
     # the same noise each time: epochs are compared on their weights, not on their luck
     validation_seed = int(torch.randint(2**31, ()))
 
@@ -222,18 +225,17 @@ def _train(
         optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
         best, best_state = float("inf"), {}
         bar = tqdm(
-            range(recipe.epochs),
+            range(epochs),
             desc="fitting the correction",
             delay=2,
             disable=not show_progress_bars,
             leave=False,
         )
-        for _ in bar:
+        for epoch in bar:
             corrector.train()
             totals: dict[str, float] = dict.fromkeys(fields, 0.0)
-            number = len(training.theta)
             shuffled = torch.randperm(number, device=training.theta.device)
-            for batch in shuffled.tensor_split(-(-number // recipe.batch_size)):
+            for batch in shuffled.tensor_split(steps_per_epoch):
                 losses = _losses(corrector, training.rows(batch), simulator, fields)
                 optimiser.zero_grad()
                 sum(losses.values(), torch.zeros((), device=batch.device)).backward()
@@ -242,20 +244,24 @@ def _train(
                 for name, loss in losses.items():
                     totals[name] += float(loss.detach()) * len(batch) / number
 
+            for name in fields:
+                history.setdefault(f"training_{name}", []).append(totals[name])
+            if (epoch + 1) % recipe.validate_every and epoch + 1 < epochs:
+                continue
             corrector.eval()
             with torch.no_grad(), seeded(validation_seed):
                 validated = {k: float(v) for k, v in _losses(corrector, validation, simulator, fields).items()}
             for name in fields:
-                history.setdefault(f"training_{name}", []).append(totals[name])
                 history.setdefault(f"validation_{name}", []).append(validated[name])
             if sum(validated.values()) < best:
                 best, best_state = sum(validated.values()), copy.deepcopy(corrector.state_dict())
-        if not best_state:
+        if best_state:
+            corrector.load_state_dict(best_state)
+        if not best_state or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
             raise RuntimeError(
-                "training diverged: the validation loss was never finite. Lower the learning rate, e.g. "
+                "training diverged: the validation loss or the draws are not finite. Lower the learning rate, e.g. "
                 "recipe=Recipe(learning_rate=1e-4), and look for outliers in y."
             )
-        corrector.load_state_dict(best_state)
     return history
 
 

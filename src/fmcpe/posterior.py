@@ -125,7 +125,14 @@ class CorrectedPosterior(NeuralPosterior):
                     parts.append(draw(rows, span).unflatten(0, (rows.shape[0], span)))
                     bar.update(rows.shape[0] * span)
                 chunks.append(torch.cat(parts, dim=1).flatten(0, 1))
-        return torch.cat(chunks)
+        out = torch.cat(chunks)
+        if not bool(torch.isfinite(out).all()):
+            bad = int((~torch.isfinite(out)).any(-1).sum())
+            raise RuntimeError(
+                f"{bad} of {out.shape[0]} draws are not finite: the flow diverges for this observation, which is far from "
+                "all calibration data. Check its units, or refit with a lower learning rate."
+            )
+        return out
 
     # ------------------------------------------------------------------ density
 
@@ -300,8 +307,8 @@ class CorrectedPosterior(NeuralPosterior):
             losses = self.history.get(f"validation_{name}")
             if losses:
                 lines.append(
-                    f"{what}: validation loss {losses[0]:.3g} after the first of {len(losses)} epochs, best "
-                    f"{min(losses):.3g} (epoch {losses.index(min(losses)) + 1})."
+                    f"{what}: validation loss {losses[0]:.3g} at the first of {len(losses)} looks, lowest "
+                    f"{min(losses):.3g} (look {losses.index(min(losses)) + 1})."
                 )
         words = {"none": "uncorrected", "x-only": "x-flow alone"}
         scores = {k.removeprefix("evidence_"): v[0] for k, v in self.history.items() if k.startswith("evidence_")}

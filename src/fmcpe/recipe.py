@@ -14,10 +14,12 @@ class Recipe:
     Args:
         sigma: Standard deviation of the x-source around the standardised y.
         epochs: Passes over the calibration pairs.
+        min_steps: Gradient steps that are taken at least: with few pairs an epoch is a single step.
         batch_size: Pairs per gradient step.
         learning_rate: Of Adam.
         clip: Largest gradient norm.
         validation_fraction: Share of the pairs that picks the best weights and is not trained on.
+        validate_every: Epochs between two looks at the validation pairs.
         solver: ``"euler"``, ``"midpoint"`` or ``"rk4"``.
         steps: Solver steps, in training and when drawing.
         hidden: Width of the velocity networks.
@@ -29,20 +31,31 @@ class Recipe:
 
     sigma: float = 0.5
     epochs: int = 200
+    min_steps: int = 400
     batch_size: int = 256
     learning_rate: float = 1e-3
     clip: float = 1.0
     validation_fraction: float = 0.2
+    validate_every: int = 4
     solver: str = "euler"
     steps: int = 50
-    hidden: int = 64
+    hidden: int = 128
     blocks: int = 3
     embedding_dim: int = 32
     keep_only_what_helps: bool = True
     num_statistics: int = 2000
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "steps", "hidden", "blocks", "embedding_dim"):
+        for name in (
+            "epochs",
+            "min_steps",
+            "batch_size",
+            "steps",
+            "hidden",
+            "blocks",
+            "embedding_dim",
+            "validate_every",
+        ):
             self._require(
                 name,
                 isinstance(getattr(self, name), int) and getattr(self, name) >= 1,

@@ -10,13 +10,35 @@ from __future__ import annotations
 from typing import Any
 
 from fmcpe.tasks.base import Reference, Task
+from fmcpe.tasks.download import download
 from fmcpe.tasks.gaussian import Gaussian
+from fmcpe.tasks.gaussian_ci import GaussianCI
+from fmcpe.tasks.gaussian_prior import GaussianPrior
+from fmcpe.tasks.light_tunnel import LightTunnel
 from fmcpe.tasks.offset import Offset
 from fmcpe.tasks.pendulum import Pendulum
+from fmcpe.tasks.wind_tunnel import WindTunnel, WindTunnelPrior
 
-__all__ = ["Gaussian", "Offset", "Pendulum", "Reference", "Task", "get", "names"]
+__all__ = [
+    "Gaussian",
+    "GaussianCI",
+    "GaussianPrior",
+    "LightTunnel",
+    "Offset",
+    "Pendulum",
+    "Reference",
+    "Task",
+    "WindTunnel",
+    "WindTunnelPrior",
+    "download",
+    "get",
+    "names",
+]
 
-_TASKS: dict[str, type[Task]] = {task.name: task for task in (Gaussian, Pendulum, Offset)}
+_TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (Gaussian, Pendulum, WindTunnel, LightTunnel, Offset, GaussianPrior, WindTunnelPrior, GaussianCI)
+}
 
 
 def names() -> tuple[str, ...]:
@@ -29,7 +51,7 @@ def get(name: str, **options: Any) -> Task:
 
     Args:
         name: One of `names()`.
-        **options: Keyword arguments of the task's class, such as ``seed=1`` for ``"gaussian"``.
+        **options: Keyword arguments of the task's class, such as ``data="chambers"`` for ``"wind-tunnel"``.
     """
     if name not in _TASKS:
         known = ", ".join(map(repr, _TASKS))

@@ -8,8 +8,8 @@ streams never meet.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,12 @@ from torch.distributions import Distribution
 
 from fmcpe._random import derive, seeded
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Side = Literal["real", "simulator"]
 Stream = Literal["calibration", "test"]
+RealSide = Literal["process", "stand-in", "measured"]
 BLOCK = 256
 
 
@@ -48,9 +52,16 @@ class Task(ABC):
         theta_names: One label per parameter.
         x_shape: Shape of one observation.
         prior: The true prior, the one the pairs come from.
+        real_side: What y is: a ``"process"`` that the task defines, a ``"stand-in"`` for measurements that are not at
+            hand, or ``"measured"``. Tables, pictures and files say so.
+        simulator_is_noisy: Whether two simulations at one θ differ.
+        data_label: What one number of the data is, with its unit.
     """
 
     name: ClassVar[str]
+    simulator_is_noisy: ClassVar[bool] = True
+    data_label: ClassVar[str] = "value"
+    real_side: RealSide = "process"
     theta_names: tuple[str, ...]
     x_shape: tuple[int, ...]
     prior: Distribution
@@ -70,11 +81,11 @@ class Task(ABC):
 
     def calibration_set(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """The first ``n`` pairs ``(theta, y)`` of the calibration stream of ``seed``."""
-        return self._pairs(_count(n), "calibration", seed)
+        return self._pairs(pair_count(n), "calibration", seed)
 
     def test_set(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """The first ``n`` pairs ``(theta, y)`` of the test stream of ``seed``; none is a calibration pair."""
-        return self._pairs(_count(n), "test", seed)
+        return self._pairs(pair_count(n), "test", seed)
 
     def reference_posterior(self, y: Tensor, side: Side = "real") -> Reference:
         """The true posterior of one observation.
@@ -91,6 +102,12 @@ class Task(ABC):
     def embedding_net(self) -> nn.Module | None:
         """A fresh network that summarises data for the base posterior, or None if vectors are fine as they are."""
         return None
+
+    def plot(self, seed: int = 0) -> Figure:
+        """Simulated and real data side by side at the same θ; `figure.savefig("name.png")` writes it."""
+        from fmcpe.tasks.plots import side_by_side
+
+        return side_by_side(self, seed)
 
     @abstractmethod
     def _simulate(self, theta: Tensor) -> Tensor: ...
@@ -109,10 +126,12 @@ class Task(ABC):
         theta, y = (torch.cat(parts)[:n] for parts in zip(*blocks, strict=True))
         return theta, y
 
-    def _block(self, stream: Stream, seed: int, index: int) -> tuple[Tensor, Tensor]:
+    def _block(
+        self, stream: Stream, seed: int, index: int, observe: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    ) -> tuple[Tensor, ...]:
         with seeded(derive(seed, self.name, stream, index)):
             theta = self.prior.sample(torch.Size((BLOCK,)))
-            return theta, self._observe(theta)
+            return theta, *(observe(theta) if observe else (self._observe(theta),))
 
     def _checked_theta(self, theta: Tensor) -> Tensor:
         theta = torch.as_tensor(theta, dtype=torch.float32)
@@ -152,7 +171,8 @@ class Task(ABC):
         return y.reshape(self.x_shape)
 
 
-def _count(n: int) -> int:
+def pair_count(n: int) -> int:
+    """`n`, if a set can have so many pairs."""
     if n < 1:
         raise ValueError(f"n={n} pairs were asked for, but a set holds at least one; pass n=1 or more.")
     return int(n)

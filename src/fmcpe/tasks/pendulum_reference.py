@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtri_exp
 from torch import Tensor
 
 from fmcpe._checks import as_sample_shape
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import derive, seeded
+from fmcpe.tasks.truncated_normal import log_normal_mass, truncated_normal
 
 Array = NDArray
 Range = tuple[float, float]
@@ -195,18 +195,15 @@ class PendulumReference:
         b = (turn * projection).real / self._noise_std**2
         mean, std = b / a, 1 / np.sqrt(a)
         low, high = self._amplitude_range
-        log_mass = _log_normal_mass((low - mean) / std, (high - mean) / std)
+        log_mass = log_normal_mass((low - mean) / std, (high - mean) / std)
         return b * mean / 2 + np.log(std) + log_mass, mean, std
 
     def _draw_amplitude(self, points: Tensor) -> Tensor:
         """A | ω, α, φ: a truncated normal, by its inverse cdf in logs."""
         _, mean, std = self._log_target(points)
         low, high = self._amplitude_range
-        lower, upper, mirrored = _lower_tail(((low - mean) / std).numpy(), ((high - mean) / std).numpy())
         u = torch.rand(len(points), dtype=torch.float64).numpy()
-        with np.errstate(divide="ignore"):  # u may be 0
-            z = ndtri_exp(np.logaddexp(log_ndtr(lower) + np.log1p(-u), log_ndtr(upper) + np.log(u)))
-        return (mean + std * torch.from_numpy(np.where(mirrored, -z, z))).clamp(low, high)
+        return torch.from_numpy(truncated_normal(u, mean.numpy(), std.numpy(), low, high))
 
 
 def _geometric(ratio: Array, n: int) -> Array:
@@ -217,16 +214,3 @@ def _geometric(ratio: Array, n: int) -> Array:
         if bit == "1":
             total, power = total * ratio + 1, power * ratio
     return total
-
-
-def _lower_tail(lower: Array, upper: Array) -> tuple[Array, Array, Array]:
-    """The interval, or its mirror image where it lies in the upper tail, in which Φ rounds to 1."""
-    mirrored = lower + upper > 0
-    return np.where(mirrored, -upper, lower), np.where(mirrored, -lower, upper), mirrored
-
-
-def _log_normal_mass(lower: Array, upper: Array) -> Array:
-    """log(Φ(upper) − Φ(lower)), right in both tails."""
-    lower, upper, _ = _lower_tail(lower, upper)
-    log_upper = log_ndtr(upper)
-    return log_upper + np.log(-np.expm1(log_ndtr(lower) - log_upper))

@@ -1,0 +1,184 @@
+"""A wind tunnel: from the pressure after a gust of the intake fan, how far is the hatch open?
+
+    H ~ U[0, 45],   x = (1 − r(H)) g + ε,   ε ~ N(0, 0.2²),   50 readings, minus the first
+
+is model A2C3 of the causal chambers (`wind_tunnel_model`). What happens in the real tunnel is either measured (``data=``)
+or a **stand-in**: the same model with constants drawn once, namely other drag, inertia and response to the hatch, a lag of
+the sensor, a slow drift of the ambient pressure that is new in each run, and the sensor's quantisation.
+
+Given H both sides are Gaussian, drift included, so p(H|y) is a one-dimensional quadrature.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
+
+from fmcpe._random import derive, seeded
+from fmcpe.tasks.base import RealSide, Side, Stream, Task
+from fmcpe.tasks.chambers import Measurements, read_impulses
+from fmcpe.tasks.quadrature import Quadrature
+from fmcpe.tasks.wind_tunnel_model import DURATION, H_MAX, NUM_TIMES, Impulse, Tunnel
+
+# Readings are single-precision numbers near 10⁵ Pa, where these are 2⁻⁷ Pa apart.
+_QUANTUM = 2.0**-7
+
+
+class WindTunnel(Task):
+    """The wind tunnel.
+
+    Args:
+        data: Folder with the measured data set ``wt_intake_impulse_v1`` (see `fmcpe.tasks.download`); without it the
+            real side is a stand-in.
+        seed: Which constants of the stand-in.
+    """
+
+    name = "wind-tunnel"
+    theta_names = ("H",)
+    data_label = "pressure − first reading (Pa)"
+    real_side: RealSide = "stand-in"
+
+    def __init__(self, data: str | PathLike[str] | None = None, *, seed: int = 0):
+        from sbi.utils import BoxUniform
+
+        self.x_shape = (NUM_TIMES,)
+        self.times = torch.linspace(0, DURATION, NUM_TIMES)
+        self.prior = BoxUniform(torch.zeros(1), torch.full((1,), H_MAX))
+        self._impulses: dict[Side, Impulse] = {"simulator": Impulse(Tunnel()), "real": Impulse(stand_in(seed))}
+        self._measured: Measurements | None = None
+        if data is not None:
+            self._measured, self.real_side = read_impulses(data), "measured"
+
+    def embedding_net(self) -> nn.Module:
+        """Two strided convolutions over the series: (B, 50) to (B, 16)."""
+        return nn.Sequential(
+            nn.Unflatten(1, (1, NUM_TIMES)),
+            nn.Conv1d(1, 16, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv1d(16, 32, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 13, 64),
+            nn.ReLU(),
+            nn.Linear(64, 16),
+        )
+
+    def _simulate(self, theta: Tensor) -> Tensor:
+        return self._impulses["simulator"].draw(theta)
+
+    def _observe(self, theta: Tensor) -> Tensor:
+        if self._measured is not None:
+            raise self._measured.no_observe(self.name)
+        return self._impulses["real"].draw(theta)
+
+    def _pairs(self, n: int, stream: Stream, seed: int) -> tuple[Tensor, Tensor]:
+        if self._measured is None:
+            return super()._pairs(n, stream, seed)
+        return self._measured.pairs(n, stream, seed)
+
+    def _reference(self, y: Tensor, side: Side) -> Quadrature:
+        if side == "real" and self._measured is not None:
+            return super()._reference(y, side)  # type: ignore[return-value]
+        return Quadrature(self._impulses[side].log_likelihood(y), (0.0, H_MAX))
+
+
+class WindTunnelPrior(WindTunnel):
+    """The wind tunnel with a right simulator and a wrong prior.
+
+    Model A2C3 is on both sides, and simulations come from (1 − τ) U[0, 45] + τ U[10, 20].
+
+    Args:
+        tau: Share τ of the narrow prior.
+    """
+
+    name = "wind-tunnel-prior"
+    real_side: RealSide = "process"
+    narrow = (10.0, 20.0)
+
+    def __init__(self, tau: float = 1.0):
+        from sbi.utils import BoxUniform
+
+        if not 0 <= tau <= 1:
+            raise ValueError(f"tau={tau} is not a share; pass a number from 0 to 1.")
+        super().__init__()
+        self.tau = tau
+        self._impulses["real"] = self._impulses["simulator"]
+        low, high = self.narrow
+        self._simulation_prior: Distribution = self.prior
+        if tau == 1:
+            self._simulation_prior = BoxUniform(torch.tensor([low]), torch.tensor([high]))
+        elif tau > 0:
+            self._simulation_prior = HatchMixture(tau, self.narrow)
+
+    @property
+    def simulation_prior(self) -> Distribution:
+        return self._simulation_prior
+
+    def _reference(self, y: Tensor, side: Side) -> Quadrature:
+        log_likelihood = self._impulses[side].log_likelihood(y)
+        if side == "real" or self.tau == 0:
+            return Quadrature(log_likelihood, (0.0, H_MAX))
+        if self.tau == 1:
+            return Quadrature(log_likelihood, self.narrow)
+        low, high = self.narrow
+        wide = (1 - self.tau) / H_MAX
+        return Quadrature(log_likelihood, (0.0, low, high, H_MAX), (wide, wide + self.tau / (high - low), wide))
+
+
+class HatchMixture(Distribution):
+    """(1 − τ) U[0, 45] + τ U[narrow], over vectors of one number."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
+    support = constraints.independent(constraints.interval(0.0, H_MAX), 1)
+
+    def __init__(self, tau: float, narrow: tuple[float, float]):
+        self.tau, self.narrow = tau, narrow
+        super().__init__(event_shape=torch.Size((1,)), validate_args=False)
+
+    def sample(self, sample_shape=torch.Size()) -> Tensor:  # noqa: B008
+        shape = (*sample_shape, 1)
+        low, high = self.narrow
+        is_narrow = torch.rand(shape) < self.tau
+        u = torch.rand(shape)
+        return torch.where(is_narrow, low + (high - low) * u, H_MAX * u)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        low, high = self.narrow
+        wide = ((value >= 0) & (value <= H_MAX)) * ((1 - self.tau) / H_MAX)
+        narrow = ((value >= low) & (value <= high)) * (self.tau / (high - low))
+        return (wide + narrow).log().squeeze(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.tensor([(1 - self.tau) * H_MAX / 2 + self.tau * sum(self.narrow) / 2])
+
+    @property
+    def variance(self) -> Tensor:
+        low, high = self.narrow
+        square = (1 - self.tau) * H_MAX**2 / 3 + self.tau * (low**2 + low * high + high**2) / 3
+        return square - self.mean**2
+
+
+def stand_in(seed: int) -> Tunnel:
+    """A tunnel that differs from model A2C3, with constants drawn from ranges such as a worn fan and a dusty duct have."""
+    with seeded(derive(seed, "wind-tunnel", "stand-in")):
+        u = torch.rand(7, dtype=torch.float64).tolist()
+
+    def between(low: float, high: float, share: float) -> float:
+        return low + (high - low) * share
+
+    return Tunnel(
+        drag=between(1.02, 1.06, u[0]),
+        inertia=Tunnel.inertia * between(1.05, 1.15, u[1]),
+        r_0=Tunnel.r_0 - between(0.0, 0.02, u[2]),
+        beta=Tunnel.beta * between(0.85, 1.0, u[3]),
+        hatch_power=between(1.3, 1.6, u[4]),
+        sensor_lag=between(0.1, 0.25, u[5]),
+        drift_slope=between(0.03, 0.06, u[6]),
+        drift_bow=0.1,
+        quantum=_QUANTUM,
+    )

@@ -1,0 +1,118 @@
+"""Statistics against exact posteriors, and negative controls. Slow: real fits with the recipes people use."""
+
+import pytest
+import torch
+
+import fmcpe
+from fmcpe import FMCPE, Recipe, baselines, metrics, tasks
+
+pytestmark = pytest.mark.slow
+
+OBSERVATIONS = 3
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    task = tasks.get("gaussian")
+    base = fmcpe.train_npe(task.simulator, task.prior, 20_000, seed=0, max_num_epochs=12, show_progress_bars=False)
+    return task, base
+
+
+def c2st_to_exact(task, posterior, ys, side):
+    scores = [
+        metrics.c2st(
+            posterior.sample((1000,), x=y, seed=0), task.reference_posterior(y, side).sample((1000,), seed=1), seed=0
+        )
+        for y in ys[:OBSERVATIONS]
+    ]
+    return sum(scores) / len(scores)
+
+
+def test_the_base_posterior_is_close_to_the_exact_one(gaussian):
+    task, base = gaussian
+    torch.manual_seed(0)
+    xs = task.simulator(task.prior.sample((OBSERVATIONS,)))
+    assert c2st_to_exact(task, baselines.NPE(base).fit(), xs, "simulator") < 0.65
+
+
+def test_the_correction_corrects(gaussian):
+    """Two hundred pairs, paper's recipe: far closer to the exact posterior than without, and calibrated far better."""
+    task, base = gaussian
+    theta_test, y_test = task.test_set(300, 0)
+    uncorrected = baselines.NPE(base).fit()
+    posterior = FMCPE(base, task.simulator, recipe="paper").fit(
+        *task.calibration_set(200, 0), seed=0, show_progress_bars=False
+    )
+    space = posterior.corrector.space
+
+    def energy(p):
+        draws = p.sample_batched((100,), x=y_test, seed=0, show_progress_bars=False)
+        return metrics.energy_score(space.to_z(draws), space.to_z(theta_test))
+
+    assert energy(posterior) < 0.3 * energy(uncorrected)
+    assert c2st_to_exact(task, uncorrected, y_test, "real") > 0.99
+    assert c2st_to_exact(task, posterior, y_test, "real") < 0.97
+    draws = posterior.sample_batched((100,), x=y_test, seed=0, show_progress_bars=False)
+    coverage = fmcpe.diagnostics.central_coverage(draws, theta_test, 0.9)
+    assert float(coverage.min()) > 0.65
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_misspecification_no_harm(gaussian, seed):
+    """Y from the simulator itself, 200 pairs: C2ST to the exact posterior is worse by no more than 0.05."""
+    task, base = gaussian
+    torch.manual_seed(100 + seed)
+    theta = task.prior.sample((200 + OBSERVATIONS,))
+    y = task.simulator(theta)
+    corrected = FMCPE(base, task.simulator).fit(theta[:200], y[:200], seed=seed, show_progress_bars=False)
+    uncorrected = baselines.NPE(base).fit()
+    before = c2st_to_exact(task, uncorrected, y[200:], "simulator")
+    assert c2st_to_exact(task, corrected, y[200:], "simulator") <= before + 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shuffled_pairs_are_not_believed(gaussian, seed):
+    """Pairs without information must not give a posterior that is sharper than the prior."""
+    task, base = gaussian
+    theta, y = task.calibration_set(200, seed)
+    torch.manual_seed(seed)
+    shuffled = theta[torch.randperm(200)]
+    posterior = FMCPE(base, task.simulator).fit(shuffled, y, seed=seed, show_progress_bars=False)
+    draws = posterior.sample_batched((200,), x=task.test_set(100, seed)[1], seed=0, show_progress_bars=False)
+    spread = posterior.corrector.space.to_z(draws).std(0).mean(0)  # in units of the prior's spread
+    assert float(spread.min()) > 0.9
+
+
+def test_pendulum_draws_lie_inside_the_prior():
+    """A bounded prior, damped data that the base posterior has never seen, and a simulator that refuses the rest."""
+    task = tasks.get("pendulum")
+    torch.manual_seed(0)
+    base = fmcpe.train_npe(
+        task.simulator, task.prior, 3000, task.embedding_net(), seed=0, max_num_epochs=3, show_progress_bars=False
+    )
+    recipe = Recipe(epochs=20, min_steps=20, steps=10, hidden=32, keep_only_what_helps=False)
+    posterior = FMCPE(base, task.simulator, recipe=recipe).fit(
+        *task.calibration_set(30, 0), seed=0, show_progress_bars=False
+    )
+    draws = posterior.sample_batched((200,), x=task.test_set(100, 0)[1], seed=0)
+    assert bool(task.prior.support.check(draws).all())
+    assert bool(torch.isfinite(draws).all())
+
+
+def test_offset_is_found_and_removed():
+    """The simulator adds λ; a hundred pairs are enough to take it away."""
+    task = tasks.get("offset")
+    base = fmcpe.train_npe(task.simulator, task.prior, 5000, seed=0, max_num_epochs=8, show_progress_bars=False)
+    theta, y = task.test_set(300, 0)
+    posterior = FMCPE(base, task.simulator, recipe="paper").fit(
+        *task.calibration_set(100, 0), seed=0, show_progress_bars=False
+    )
+    exact = torch.stack([task.reference_posterior(row).sample((), seed=i) for i, row in enumerate(y)])
+    bias = {
+        "before": (baselines.NPE(base).fit().sample_batched((50,), x=y, seed=0).mean(0) - theta).mean(),
+        "after": (posterior.sample_batched((50,), x=y, seed=0).mean(0) - theta).mean(),
+        "exact": (exact - theta).mean(),
+    }
+    assert abs(float(bias["before"])) > 0.5
+    assert abs(float(bias["after"])) < 0.2
+    assert abs(float(bias["exact"])) < 0.1
