@@ -18,17 +18,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,chambers]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture
 	@$(BIN)/fmcpe demo
 
 test: $(VENV)/.installed-dev ## All tests, those against exact posteriors among them
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or two
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	$(BIN)/ruff check .

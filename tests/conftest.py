@@ -11,9 +11,7 @@ from fmcpe import FMCPE, Recipe, baselines
 torch.set_num_threads(1)
 
 PRIOR = BoxUniform(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0]))
-TINY = Recipe(
-    epochs=4, min_steps=1, validate_every=1, steps=6, hidden=16, blocks=2, embedding_dim=8, keep_only_what_helps=False
-)
+TINY = Recipe(epochs=4, validate_every=1, steps=6, hidden=16, blocks=2, embedding_dim=8, keep_only_what_helps=False)
 
 
 def simulate(theta):

@@ -1,4 +1,4 @@
-"""The chambers and the variants: simulators against the causalchamber package, references against brute force."""
+"""The chambers: simulators against the causalchamber package, references against brute force."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import fmcpe
 from fmcpe import tasks
 from fmcpe._random import seeded
 from fmcpe.tasks.light_tunnel_model import Camera, Photographs, hexagon
-from fmcpe.tasks.truncated_gaussian import TruncatedGaussian
 from fmcpe.tasks.wind_tunnel import HatchMixture
 from fmcpe.tasks.wind_tunnel_model import DURATION, Impulse, Tunnel
 
@@ -107,6 +106,8 @@ def test_light_tunnel_stand_in_is_model_f3_plus_a_camera(models):
         assert np.abs(image.numpy() - theirs).max() < 0.5 / 255 + 1e-4
 
 
+# At a corner of (R, G, B, α) next to no level is possible, and the reference says so.
+@pytest.mark.filterwarnings("ignore::fmcpe._errors.FMCPEWarning")
 @pytest.mark.parametrize("name", ["wind-tunnel", "light-tunnel"])
 def test_bounds_of_the_prior_are_fine(name):
     task = tasks.get(name)
@@ -114,10 +115,12 @@ def test_bounds_of_the_prior_are_fine(name):
     for process in (task.simulator, task.observe):
         assert torch.isfinite(process(theta)).all()
     for side in ("real", "simulator"):
-        for row in task.observe(theta):
+        with seeded(0):
+            y = task.observe(theta)
+        for row in y:
             draws = task.reference_posterior(row, side=side).sample((50,), seed=0)
             assert task.prior.support.check(draws).all()
-            assert len(draws.unique(dim=0)) > 10
+            assert len(draws.unique(dim=0)) > 1
 
 
 @pytest.mark.parametrize(("name", "options"), [("wind-tunnel", {"seed": s}) for s in range(3)] + [("light-tunnel", {})])
@@ -155,6 +158,18 @@ def test_wind_tunnel_reference_against_importance_sampling(truth):
         assert (moment(draws).mean(0) - expected).abs() < error * scale
 
 
+def test_coarse_quantisation_is_noise_to_the_wind_tunnel_reference():
+    impulse = Impulse(Tunnel(quantum=0.6))
+    task = tasks.get("wind-tunnel")
+    task._impulses["real"] = impulse
+    with seeded(0):
+        theta = task.prior.sample((400,))
+        draws = torch.stack([task.reference_posterior(y).sample((200,)) for y in impulse.draw(theta)])
+        ranks = ((draws < theta[:, None]).sum(1)[:, 0] + torch.rand(400)) / 201
+    assert kstest(ranks, "uniform").pvalue > 1e-3
+    assert kstest((2 * ranks - 1).abs(), "uniform").pvalue > 1e-3
+
+
 @pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("side", ["real", "simulator"])
 def test_wind_tunnel_densities_are_normalised_and_drawn_from(tau, side):
@@ -165,7 +180,12 @@ def test_wind_tunnel_densities_are_normalised_and_drawn_from(tau, side):
         with seeded(0):
             y = task.observe(torch.tensor([[truth]]))[0]
         reference = task.reference_posterior(y, side=side)
-        density = reference.log_prob(grid).double().exp()
+        log_density = reference.log_prob(grid).double()
+        prior = task.prior if side == "real" else task.simulation_prior
+        bayes = task._impulses[side].log_likelihood(y)(grid[:, 0]) + prior.log_prob(grid.float())
+        likely = log_density > -20  # edges of the pieces are a matter of rounding
+        assert (log_density - bayes)[likely].quantile(torch.tensor([0.01, 0.99]).double()).diff() < 1e-4
+        density = log_density.exp()
         cdf = torch.cat([torch.zeros(1), torch.cumulative_trapezoid(density, grid[:, 0])])
         assert torch.isneginf(reference.log_prob(torch.tensor([[low - 0.01], [high + 0.01]]))).all()
         assert float(cdf[-1]) == pytest.approx(1, abs=2e-3)
@@ -191,48 +211,6 @@ def test_hatch_mixture_is_a_prior_that_sbi_takes():
     assert base.sample((3,), x=task.observe(torch.tensor([[30.0]])), show_progress_bars=False).shape == (3, 1)
     with pytest.raises(ValueError, match="share"):
         tasks.get("wind-tunnel-prior", tau=1.5)
-
-
-def test_gaussian_prior_is_the_gaussian_task_with_other_simulations():
-    task, plain = tasks.get("gaussian-prior"), tasks.get("gaussian")
-    assert torch.equal(task.prior.loc, plain.prior.loc)
-    assert torch.allclose(task.simulation_prior.loc, plain.prior.loc + 2)
-    assert torch.allclose(task.simulation_prior.covariance_matrix, 3 * plain.prior.covariance_matrix, rtol=1e-4)
-    _, y = plain.test_set(1, seed=0)
-    means = [t.reference_posterior(y, side=side).mean for side in ("real", "simulator") for t in (task, plain)]
-    assert torch.equal(means[0], means[1])
-    assert not torch.allclose(means[2], means[3], atol=1e-2)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_gaussian_ci_pairs_come_with_their_simulations(alpha):
-    task = tasks.get("gaussian-ci", alpha=alpha)
-    theta, y, x = task.paired_calibration_set(300, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip((theta, y), task.calibration_set(300, seed=1), strict=True))
-    noise = y.double() - x.double() @ task._C.T - alpha * theta.double() @ task._D.T
-    assert float(noise.std()) == pytest.approx(0.3, rel=0.05)
-    assert float((x.double() - theta.double() @ task._A.T).std()) == pytest.approx(0.5, rel=0.05)
-
-
-@pytest.mark.parametrize("centre", [(0.5, 0.2), (0.9, -1.4), (6.0, -9.0)], ids=["inside", "edge", "far"])
-def test_truncated_gaussian_against_a_grid(centre):
-    """By rejection near the box and by Gibbs sampling far from it."""
-    cov = torch.tensor([[0.5, 0.35], [0.35, 0.6]], dtype=torch.float64)
-    reference = TruncatedGaussian(
-        torch.tensor(centre).double(), cov, torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 1.0])
-    )
-    assert (reference.acceptance < 0.01) == (centre[0] == 6.0)
-    axis = (torch.arange(1000, dtype=torch.float64) + 0.5) / 500 - 1
-    grid = torch.cartesian_prod(axis, axis)
-    density = reference.log_prob(grid).double().exp() / 500**2
-    assert float(density.sum()) == pytest.approx(1, abs=5e-3)
-    density /= density.sum()
-    draws = reference.sample((20_000,), seed=0).double()
-    for moment in (lambda t: t, torch.square, lambda t: t[:, :1] * t[:, 1:]):
-        expected = density @ moment(grid)
-        scale = (density @ (moment(grid) - expected) ** 2).sqrt()
-        assert ((moment(draws).mean(0) - expected).abs() < 5 / math.sqrt(20_000) * scale).all()
-    assert torch.isneginf(reference.log_prob(torch.tensor([[1.1, 0.0]]))).all()
 
 
 def test_camera_likelihood_is_that_of_its_pixels():

@@ -103,7 +103,7 @@ def test_numpy_simulators_repeat_too(base, pairs):
 def test_the_best_validation_weights_are_kept(base, pairs):
     """At a high rate the last weights are far worse than the best; those that come back score like the best."""
     wild = Recipe(
-        epochs=4, min_steps=1, validate_every=1, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=0.3,
+        epochs=4, validate_every=1, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=0.3,
         keep_only_what_helps=False,
     )  # fmt: skip
     posterior = fit(base, pairs, recipe=wild)
@@ -120,9 +120,7 @@ def test_the_best_validation_weights_are_kept(base, pairs):
 
 
 def test_divergence_is_an_error_not_a_posterior(base, pairs):
-    hopeless = Recipe(
-        epochs=3, min_steps=1, steps=4, hidden=16, blocks=1, learning_rate=1e12, keep_only_what_helps=False
-    )
+    hopeless = Recipe(epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12, keep_only_what_helps=False)
     with pytest.raises(RuntimeError, match="diverged"):
         fit(base, pairs, recipe=hopeless)
 
@@ -169,14 +167,12 @@ def test_evidence_keeps_only_what_helps(base):
     torch.manual_seed(0)
     theta = PRIOR.sample((60,))
     clean, gross = simulate(theta), simulate(theta) + torch.tensor([3.0, -6.0, 2.0])
-    recipe = Recipe(epochs=1, min_steps=1, steps=4, hidden=16, blocks=1, embedding_dim=4)
+    recipe = Recipe(epochs=1, steps=4, hidden=16, blocks=1, embedding_dim=4)
     dropped = fit(base, (theta, clean), recipe=recipe)
     assert dropped.stages == "none"
     assert dropped.corrector.u_x is None
     assert "Kept: uncorrected" in dropped.summary()
-    kept = fit(
-        base, (theta, gross), recipe=Recipe(epochs=150, min_steps=1, steps=8, hidden=32, blocks=2, embedding_dim=8)
-    )
+    kept = fit(base, (theta, gross), recipe=Recipe(epochs=150, steps=8, hidden=32, blocks=2, embedding_dim=8))
     assert kept.stages != "none"
     scores = {k: v[0] for k, v in kept.history.items() if k.startswith("evidence_")}
     assert min(scores.values()) < 0.7 * scores["evidence_none"]

@@ -11,6 +11,7 @@ import torch
 from conftest import PRIOR, TINY, observe, simulate
 from safetensors import safe_open
 from safetensors.torch import save_file
+from sbi.utils import BoxUniform
 from torch import nn
 
 import fmcpe
@@ -85,6 +86,18 @@ def test_a_base_posterior_with_an_embedding_is_saved(pairs, tmp_path):
     base = fmcpe.train_npe(simulate, PRIOR, 500, net, seed=0, max_num_epochs=1, show_progress_bars=False)
     posterior = FMCPE(base, simulate, recipe=TINY).fit(*pairs, seed=0, show_progress_bars=False)
     loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
+    assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+
+
+def test_another_prior_of_the_pairs_travels_along(base, tmp_path):
+    """Simulations from one prior, pairs from a wider one: answers keep the wider support after loading."""
+    wide = BoxUniform(torch.tensor([-4.0, -1.0]), torch.tensor([4.0, 2.0]))
+    theta = wide.sample((20,))
+    y = torch.stack([theta[:, 0], 4 * theta[:, 1], theta.sum(1)], dim=1)
+    method = FMCPE(base, lambda t: y[:1].expand(t.shape[0], -1) + torch.randn(t.shape[0], 3), prior=wide, recipe=TINY)
+    posterior = method.fit(theta, y, seed=0, show_progress_bars=False)
+    loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
+    assert torch.equal(loaded.prior.support.base_constraint.lower_bound, torch.tensor([-4.0, -1.0]))
     assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
 
 

@@ -9,6 +9,7 @@ from fmcpe import FMCPE, Recipe, baselines, metrics, tasks
 pytestmark = pytest.mark.slow
 
 OBSERVATIONS = 3
+# `Recipe(steps=20)` is the default recipe with fewer solver steps, to save the suite's time
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,9 @@ def test_no_misspecification_no_harm(gaussian, seed):
     torch.manual_seed(100 + seed)
     theta = task.prior.sample((200 + OBSERVATIONS,))
     y = task.simulator(theta)
-    corrected = FMCPE(base, task.simulator).fit(theta[:200], y[:200], seed=seed, show_progress_bars=False)
+    corrected = FMCPE(base, task.simulator, recipe=Recipe(steps=20)).fit(
+        theta[:200], y[:200], seed=seed, show_progress_bars=False
+    )
     uncorrected = baselines.NPE(base).fit()
     before = c2st_to_exact(task, uncorrected, y[200:], "simulator")
     assert c2st_to_exact(task, corrected, y[200:], "simulator") <= before + 0.05
@@ -77,10 +80,13 @@ def test_shuffled_pairs_are_not_believed(gaussian, seed):
     theta, y = task.calibration_set(200, seed)
     torch.manual_seed(seed)
     shuffled = theta[torch.randperm(200)]
-    posterior = FMCPE(base, task.simulator).fit(shuffled, y, seed=seed, show_progress_bars=False)
+    posterior = FMCPE(base, task.simulator, recipe=Recipe(steps=20)).fit(
+        shuffled, y, seed=seed, show_progress_bars=False
+    )
     draws = posterior.sample_batched((200,), x=task.test_set(100, seed)[1], seed=0, show_progress_bars=False)
     spread = posterior.corrector.space.to_z(draws).std(0).mean(0)  # in units of the prior's spread
-    assert float(spread.min()) > 0.9
+    # the spread of 160 training θ is itself known to 1/√320 = 5.6 %, and the smallest of three is looked at
+    assert float(spread.min()) > 1 - 2.5 / 320**0.5
 
 
 def test_pendulum_draws_lie_inside_the_prior():
@@ -90,7 +96,7 @@ def test_pendulum_draws_lie_inside_the_prior():
     base = fmcpe.train_npe(
         task.simulator, task.prior, 3000, task.embedding_net(), seed=0, max_num_epochs=3, show_progress_bars=False
     )
-    recipe = Recipe(epochs=20, min_steps=20, steps=10, hidden=32, keep_only_what_helps=False)
+    recipe = Recipe(epochs=20, steps=10, hidden=32, keep_only_what_helps=False)
     posterior = FMCPE(base, task.simulator, recipe=recipe).fit(
         *task.calibration_set(30, 0), seed=0, show_progress_bars=False
     )

@@ -216,7 +216,6 @@ def _train(
     validation = validation.repeated(64)
     number = len(training.theta)
     steps_per_epoch = -(-number // recipe.batch_size)
-    epochs = max(recipe.epochs, -(-recipe.min_steps // steps_per_epoch))
     # the same noise each time: epochs are compared on their weights, not on their luck
     validation_seed = int(torch.randint(2**31, ()))
 
@@ -225,7 +224,7 @@ def _train(
         optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
         best, best_state = float("inf"), {}
         bar = tqdm(
-            range(epochs),
+            range(recipe.epochs),
             desc="fitting the correction",
             delay=2,
             disable=not show_progress_bars,
@@ -246,7 +245,7 @@ def _train(
 
             for name in fields:
                 history.setdefault(f"training_{name}", []).append(totals[name])
-            if (epoch + 1) % recipe.validate_every and epoch + 1 < epochs:
+            if (epoch + 1) % recipe.validate_every and epoch + 1 < recipe.epochs:
                 continue
             corrector.eval()
             with torch.no_grad(), seeded(validation_seed):

@@ -156,14 +156,22 @@ def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor
     source = proposal.posterior if isinstance(proposal, DensityProposal) else None
     if not isinstance(source, NPEPosterior):
         return external
-    prior = describe_prior(source.prior)
+    prior, support = describe_prior(source.prior), describe_prior(proposal.prior)
     embedding = describe(source.embedding_net)
-    if prior is None or (source.embedding_net is not None and embedding is None):
+    if prior is None or support is None or (source.embedding_net is not None and embedding is None):
         return external
     estimator = source.posterior_estimator
     tensors = {f"base.{k}": v for k, v in estimator.state_dict().items()}
-    tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
-    return {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
+    tensors |= {f"prior.{k}": v for k, v in prior[1].items()} | {f"support.{k}": v for k, v in support[1].items()}
+    # the prior of the simulations shapes the network; that of the pairs, usually the same, bounds the answers
+    says = {
+        "kind": "npe",
+        "flow": asdict(source.flow),
+        "embedding": embedding,
+        "prior": prior[0],
+        "support": support[0],
+    }
+    return says, tensors
 
 
 def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
@@ -180,7 +188,8 @@ def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior:
     theta, x = prior.sample((8,)), torch.randn(8, *manifest["x_shape"])
     estimator = build_estimator(theta, x, prior, FlowSize(**base["flow"]), embedding)
     estimator.load_state_dict(_under(tensors, "base."))
-    return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}))
+    support = build_prior(base["support"], _under(tensors, "support."))
+    return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}), support)
 
 
 def _embedding(description: dict[str, Any] | None, given: nn.Module | None, path: str | Path) -> nn.Module:

@@ -41,6 +41,31 @@ class FlowSize:
     num_bins: int = 10
 
 
+_MAX_BYTES = 2**30
+"""Simulations that need more memory than this are not kept."""
+
+
+class SimulationsOnDemand:
+    """Simulations too large to keep, run anew for each minibatch at the same θ: indexed like the tensor they would be.
+
+    Args:
+        simulator: ``theta (N, p) -> x (N, ...)``.
+        theta: The parameters, (N, p).
+        shape: Shape of one simulation.
+    """
+
+    def __init__(self, simulator: Callable[[Tensor], Tensor], theta: Tensor, shape: torch.Size) -> None:
+        self.simulator, self.theta = simulator, theta
+        self.shape, self.ndim = torch.Size((theta.shape[0], *shape)), 1 + len(shape)
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        return self.simulator(self.theta[rows])
+
+    def to(self, device: str) -> SimulationsOnDemand:
+        """The same with θ, and so what the simulator returns, on another device."""
+        return SimulationsOnDemand(self.simulator, self.theta.to(device), self.shape[1:])
+
+
 class NPEPosterior(DirectPosterior):
     """An sbi `DirectPosterior` that remembers how its network was built, so that it can be saved.
 
@@ -132,7 +157,9 @@ def train_npe(
                 "Pass embedding_net=, a network to (B, features)."
             )
         theta, x = theta.to(device), x.to(device)
-        estimator = build_estimator(theta, x, prior, flow, embedding_net).to(device)
+        # statistics of 5000 simulations are as good as those of all, where all do not fit into memory
+        enough = slice(None) if isinstance(x, Tensor) else slice(5000)
+        estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
         history = _train(
             estimator, theta, x, max_num_epochs, training_batch_size, learning_rate, validation_fraction,
             stop_after_epochs, clip_max_norm, show_progress_bars,
@@ -142,7 +169,7 @@ def train_npe(
 
 def _simulate(
     simulator: Callable[[Tensor], Any] | None, prior: Distribution, number: int, given: tuple[Any, Any] | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | SimulationsOnDemand]:
     if given is not None:
         theta, x = as_tensor(given[0], "theta"), as_tensor(given[1], "x")
         if theta.ndim != 2 or theta.shape[0] != x.shape[0]:
@@ -156,12 +183,17 @@ def _simulate(
     if number < 100:
         raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
     theta = prior.sample((number,)).to(torch.float32)
-    return theta, CheckedSimulator(simulator, prior, None)(theta)
+    checked = CheckedSimulator(simulator, prior, None)
+    with seeded(0):  # a look at the shape must not shift the noise of what follows
+        shape = checked(theta[:2]).shape[1:]
+    if 4 * number * shape.numel() > _MAX_BYTES:
+        return theta, SimulationsOnDemand(checked, theta, shape)
+    return theta, checked(theta)
 
 
 def _train(
-    estimator: ConditionalDensityEstimator, theta: Tensor, x: Tensor, epochs: int, batch_size: int, peak: float,
-    validation_fraction: float, patience: int, clip: float, show_progress_bars: bool,
+    estimator: ConditionalDensityEstimator, theta: Tensor, x: Tensor | SimulationsOnDemand, epochs: int, batch_size: int,
+    peak: float, validation_fraction: float, patience: int, clip: float, show_progress_bars: bool,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Maximum likelihood on minibatches; the weights that validate best are kept."""
     order = torch.randperm(theta.shape[0])

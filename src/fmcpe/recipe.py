@@ -14,7 +14,6 @@ class Recipe:
     Args:
         sigma: Standard deviation of the x-source around the standardised y.
         epochs: Passes over the calibration pairs.
-        min_steps: Gradient steps that are taken at least: with few pairs an epoch is a single step.
         batch_size: Pairs per gradient step.
         learning_rate: Of Adam.
         clip: Largest gradient norm.
@@ -30,8 +29,7 @@ class Recipe:
     """
 
     sigma: float = 0.5
-    epochs: int = 200
-    min_steps: int = 400
+    epochs: int = 400
     batch_size: int = 256
     learning_rate: float = 1e-3
     clip: float = 1.0
@@ -39,7 +37,7 @@ class Recipe:
     validate_every: int = 4
     solver: str = "euler"
     steps: int = 50
-    hidden: int = 128
+    hidden: int = 64
     blocks: int = 3
     embedding_dim: int = 32
     keep_only_what_helps: bool = True
@@ -48,7 +46,6 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in (
             "epochs",
-            "min_steps",
             "batch_size",
             "steps",
             "hidden",

@@ -33,7 +33,8 @@ class Score(NamedTuple):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("task", nargs="?", default="pendulum", help="gaussian, pendulum or offset (default: pendulum)")
+    names = "gaussian, pendulum, wind-tunnel, light-tunnel, offset, gaussian-prior, wind-tunnel-prior or gaussian-ci"
+    parser.add_argument("task", nargs="?", default="pendulum", help=f"{names} (default: pendulum)")
     parser.add_argument("--pairs", type=int, default=50, help="calibration pairs (default: 50)")
     parser.add_argument("--simulations", type=int, default=50_000, help="simulations (default: 50000)")
     parser.add_argument("--test", type=int, default=300, help="held-out real observations (default: 300)")
@@ -62,11 +63,11 @@ def run(options: argparse.Namespace) -> int:
 
     say(f"{task.name}: correcting it with {options.pairs} real pairs ...")
     started = time.perf_counter()
-    corrected = FMCPE(base, task.simulator, recipe=options.recipe).fit(theta, y, seed=options.seed)
+    corrected = FMCPE(base, task.simulator, task.prior, recipe=options.recipe).fit(theta, y, seed=options.seed)
     fitting = time.perf_counter() - started
 
     say(f"{task.name}: drawing {NUM_DRAWS} times for each of {options.test} new real observations ...")
-    before = score("uncorrected", baselines.NPE(base).fit(), theta_test, y_test, training)
+    before = score("uncorrected", baselines.NPE(base, task.prior).fit(), theta_test, y_test, training)
     after = score("corrected", corrected, theta_test, y_test, fitting)
     say("\n" + table(task, [before, after], options))
     picture = draw(task, before, after, theta_test, options.out / f"{task.name}.png")
@@ -113,12 +114,13 @@ def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
     ]
     lines.insert(1, "-" * len(lines[0]))
     names = ", ".join(task.theta_names)
+    stand_in = "\nreal side: a stand-in process, not measurements" if task.real_side == "stand-in" else ""
     notes = f"""
 error    root mean square of (posterior mean - truth), physical units
 in 80 %  share of {options.test} held-out real observations whose central 80 % interval holds the truth ({names}); likewise 90 %
 energy   energy score of the draws in standardised unconstrained parameters, lower is better
 seconds  to train the base posterior; to fit the correction"""
-    return "\n".join(lines) + "\n" + notes
+    return "\n".join(lines) + "\n" + notes + stand_in
 
 
 def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> Path:
@@ -126,6 +128,8 @@ def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> 
     from fmcpe.diagnostics.plots import before_after
 
     figure = before_after(before.draws, after.draws, theta, names=task.theta_names)
+    if task.real_side == "stand-in":
+        figure.suptitle(f"{task.name} (stand-in for measurements)", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     figure.savefig(temporary, format="png", dpi=150)

@@ -73,15 +73,17 @@ def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None]
 
 def _directory(name: str) -> Any:
     """The package's data set module, whose import asks the network for the list of data sets."""
+    quiet = contextlib.redirect_stdout(io.StringIO())  # the package prints on import
     try:
-        import causalchamber  # noqa: F401
-        import requests
+        with quiet:
+            import causalchamber  # noqa: F401
+            import requests
     except ImportError as error:
         raise ImportError(
             f"{error.name!r} is not installed, but downloads are made with it; type: pip install 'fmcpe[chambers]'."
         ) from error
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints
+        with quiet:
             import causalchamber.datasets.main as datasets
     except (requests.RequestException, OSError) as error:
         raise ConnectionError(

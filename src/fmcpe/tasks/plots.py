@@ -52,7 +52,7 @@ def _real_label(task: Task) -> str:
 def _vectors(task: Task, seed: int) -> Figure:
     """Three θ: many simulations and one real observation each."""
     priors_differ = int(task.simulation_prior is not task.prior)  # one panel more
-    theta, y = _spread(*task.test_set(24, seed))
+    theta, y = _spread(*task.test_set(9, seed))
     times: Tensor | None = getattr(task, "times", None)
     places = torch.arange(1, y.shape[1] + 1) if times is None else times
     columns = _PANELS + priors_differ
@@ -119,7 +119,7 @@ def _images(task: Task, seed: int) -> Figure:
 def _spread(theta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs whose first parameter is low, middling and high."""
     order = theta[:, 0].argsort()
-    rows = order[torch.linspace(2, len(order) - 3, _PANELS).round().long()]
+    rows = order[torch.linspace(1, len(order) - 2, _PANELS).round().long()]
     return theta[rows], y[rows]
 
 
