@@ -3,6 +3,7 @@
 import pytest
 import torch
 from sbi.utils import BoxUniform
+from torch import nn
 
 import fmcpe
 from fmcpe import FMCPE, Recipe, baselines
@@ -41,11 +42,19 @@ def pairs():
     return theta, observe(theta)
 
 
-KINDS = ("joint", "sequential", "x-only", "theta-only", "npe")
+@pytest.fixture(scope="session")
+def base_with_embedding():
+    """The same with a network that summarises x in two numbers: the flows then work on these."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 2))
+    return fmcpe.train_npe(simulate, PRIOR, 4000, net, seed=0, max_num_epochs=8, show_progress_bars=False)
+
+
+KINDS = ("joint", "sequential", "x-only", "theta-only", "summary", "npe")
 
 
 @pytest.fixture(scope="session")
-def posteriors(base, pairs):
+def posteriors(base, base_with_embedding, pairs):
     """Every kind of posterior in the library, by name, made when first asked for."""
     made = {}
 
@@ -54,7 +63,8 @@ def posteriors(base, pairs):
             if kind == "npe":
                 made[kind] = baselines.NPE(base).fit(*pairs)
             else:
-                method = FMCPE(base, simulate, recipe=TINY, stages=kind)
+                start = base_with_embedding if kind == "summary" else base
+                method = FMCPE(start, simulate, recipe=TINY, stages="joint" if kind == "summary" else kind)
                 made[kind] = method.fit(*pairs, seed=0, show_progress_bars=False)
         return made[kind]
 

@@ -26,7 +26,7 @@ def grid(n):
     return torch.stack([a.flatten(), b.flatten()], dim=1), 4 / n**2
 
 
-@pytest.mark.parametrize("kind", ["joint", "sequential", "x-only", "theta-only", "npe"])
+@pytest.mark.parametrize("kind", ["joint", "sequential", "x-only", "theta-only", "summary", "npe"])
 def test_density_integrates_to_one(posteriors, kind):
     theta, cell = grid(60)
     log_prob = posteriors(kind).log_prob(theta, x=Y, num_source_samples=64)

@@ -49,7 +49,7 @@ def test_a_posterior_from_outside_is_asked_for_again(pairs, tmp_path):
     path = posterior.save(tmp_path / "run.fmcpe")
     with pytest.raises(ValueError, match="posterior="):
         fmcpe.load(path)
-    loaded = fmcpe.load(path, posterior=fmcpe.as_proposal(draw, PRIOR))
+    loaded = fmcpe.load(path, posterior=draw)
     assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
 
 

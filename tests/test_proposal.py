@@ -136,3 +136,19 @@ def test_what_cannot_be_adapted_is_refused(trained):
         as_proposal(trained("nle"))
     with pytest.raises(ValueError, match="one θ per row"):
         as_proposal(lambda x: x[:1], prior=PRIOR).sample(X)
+
+
+def test_a_summary_is_the_same_posterior(base, base_with_embedding):
+    """Draws and densities as a function of h(x) are those as a function of x; without an embedding there is no summary."""
+    assert as_proposal(base).summarised() is not None
+    assert as_proposal(base).summarised().x_shape == (3,)
+    raw = as_proposal(base_with_embedding)
+    short = raw.summarised()
+    assert (short.x_shape, short.raw_shape) == ((2,), (3,))
+    theta = PRIOR.sample((7,))
+    with torch.no_grad():
+        assert torch.allclose(short.log_prob(theta, short.summarise(X)), raw.log_prob(theta, X), atol=1e-5)
+    torch.manual_seed(0)
+    drawn = raw.sample(X)
+    torch.manual_seed(0)
+    assert torch.allclose(short.sample(short.summarise(X)), drawn, atol=1e-5)

@@ -147,17 +147,16 @@ class CheckedSimulator:
 
     Args:
         simulator: ``(N, p) physical θ -> (N, *shape)``, torch or numpy.
-        prior: Every θ it is called with must lie inside the support; the library guarantees it.
         shape: The shape of one observation.
     """
 
-    def __init__(self, simulator: Callable[[Tensor], Any], prior: Distribution, shape: torch.Size | None) -> None:
+    def __init__(self, simulator: Callable[[Tensor], Any], shape: torch.Size | None) -> None:
         if not callable(simulator):
             raise TypeError(
                 f"simulator is a {type(simulator).__name__}; a function from theta of shape (N, p) to data of shape "
                 "(N, ...) was expected. Pass simulator=my_function."
             )
-        self.simulator, self.prior, self.shape = simulator, prior, shape
+        self.simulator, self.shape = simulator, shape
 
     def __call__(self, theta: Tensor) -> Tensor:
         with torch.no_grad():

@@ -36,10 +36,11 @@ from fmcpe.flow import matching_loss
 from fmcpe.networks import VelocityField, embedding_for, embedding_width
 from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
+from fmcpe.proposal import Proposal, as_proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
 
+Simulator = Callable[[Tensor], Tensor]
 Stages = Literal["joint", "sequential", "x-only", "theta-only"]
 
 
@@ -96,8 +97,10 @@ class FMCPE:
         Returns:
             The corrected posterior; ``x=`` of its methods is the real observation.
         """
-        theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.x_shape)
-        simulator = self._simulator(y.shape[1:], x)
+        theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.raw_shape)
+        # an embedding_net of the user's own is made for raw data
+        proposal = self.proposal.summarised() if self.recipe.summaries and self.embedding_net is None else self.proposal
+        simulator = self._simulator(proposal, y.shape[1:], x)
         if theta.shape[0] < 10:
             warnings.warn(
                 f"only {theta.shape[0]} calibration pairs: two of them or fewer decide when training stops, and the result "
@@ -107,8 +110,11 @@ class FMCPE:
             )
         started = time.perf_counter()
         with seeded(seed):
-            pairs = _Pairs(theta.to(self.device), y.to(self.device), None if x is None else x.to(self.device))
-            corrector = self._build(pairs, simulator)
+            summarise = proposal.summarise
+            pairs = _Pairs(
+                theta.to(self.device), summarise(y.to(self.device)), None if x is None else summarise(x.to(self.device))
+            )
+            corrector = self._build(proposal, pairs, simulator)
             training, validation = pairs.split(self.recipe.validation_fraction)
             history = _train(corrector, training, validation, simulator, self.recipe, self.stages, show_progress_bars)
             kept: str = self.stages
@@ -118,7 +124,8 @@ class FMCPE:
         history["seconds"] = [time.perf_counter() - started]
         return CorrectedPosterior(corrector.eval(), self.recipe, kept, history, num_pairs=theta.shape[0])
 
-    def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
+    def _simulator(self, proposal: Proposal, shape: torch.Size, x: Tensor | None) -> Simulator | None:
+        """The user's simulator, checked, followed by the summary that the flows work on."""
         if x is not None or (self.stages == "theta-only" and self.simulator is None):
             return None
         if self.simulator is None:
@@ -126,17 +133,18 @@ class FMCPE:
                 "neither a simulator nor paired simulations came; one of the two was expected. Give FMCPE(posterior, "
                 "simulator), or fit(theta, y, x=simulations_at_theta)."
             )
-        return CheckedSimulator(self.simulator, self.proposal.prior, shape)
+        checked = CheckedSimulator(self.simulator, shape)
+        return lambda theta: proposal.summarise(checked(theta))
 
-    def _build(self, pairs: _Pairs, simulator: CheckedSimulator | None) -> Corrector:
+    def _build(self, proposal: Proposal, pairs: _Pairs, simulator: Simulator | None) -> Corrector:
         """Spaces from the simulations' statistics, and fresh velocity fields."""
         recipe, shape = self.recipe, pairs.y.shape[1:]
-        theta = self.proposal.prior.sample((recipe.num_statistics,)).to(self.device, torch.float32)
+        theta = proposal.prior.sample((recipe.num_statistics,)).to(self.device, torch.float32)
         if simulator is not None and self.stages != "theta-only":
             x = simulator(theta)
         else:
             x = pairs.y if pairs.x is None else pairs.x
-        space = ParameterSpace(self.proposal.prior, theta)
+        space = ParameterSpace(proposal.prior, theta)
 
         def field(dim: int) -> VelocityField:
             user = self.embedding_net
@@ -144,7 +152,7 @@ class FMCPE:
             return VelocityField(dim, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
 
         return Corrector(
-            self.proposal,
+            proposal,
             space,
             Standardiser(x),
             Standardiser(pairs.y),
@@ -175,9 +183,7 @@ class _Pairs(NamedTuple):
         return self.rows(torch.arange(len(self.theta), device=self.theta.device).repeat(copies))
 
 
-def _losses(
-    corrector: Corrector, pairs: _Pairs, simulator: CheckedSimulator | None, fields: set[str]
-) -> dict[str, Tensor]:
+def _losses(corrector: Corrector, pairs: _Pairs, simulator: Simulator | None, fields: set[str]) -> dict[str, Tensor]:
     """The two terms of the loss for one minibatch, as in the module's docstring; those of `fields` only."""
     theta_1, y, x_paired = pairs
     y_scaled = corrector.y_scale(y)
@@ -206,7 +212,7 @@ def _train(
     corrector: Corrector,
     training: _Pairs,
     validation: _Pairs,
-    simulator: CheckedSimulator | None,
+    simulator: Simulator | None,
     recipe: Recipe,
     stages: Stages,
     show_progress_bars: bool,

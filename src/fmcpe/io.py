@@ -28,7 +28,7 @@ from fmcpe.corrector import Corrector
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
-from fmcpe.proposal import DensityProposal, Proposal, as_proposal
+from fmcpe.proposal import DensityProposal, Proposal, SummaryProposal, as_proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
 
@@ -50,7 +50,8 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         "stages": posterior.stages,
         "history": posterior.history,
         "num_pairs": posterior.num_pairs,
-        "x_shape": list(corrector.shape),
+        "x_shape": list(posterior.observation_shape),
+        "summaries": isinstance(corrector.proposal, SummaryProposal),
         "theta_dim": corrector.space.dim,
         "embedding": None if field is None else describe(field.embedding),
         "base": base,
@@ -99,11 +100,15 @@ def _rebuild(
 
     proposal = _build_base(manifest, tensors, posterior, path)
     shape, dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"]
-    if proposal.x_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
+    if proposal.raw_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
         raise ValueError(
             f"posterior is about θ of {parameter_dim(proposal.prior)} number(s) and x of shape "
-            f"{proposal.x_shape}; the file needs {dim} and {tuple(shape)}. Pass the base posterior that was corrected."
+            f"{tuple(proposal.raw_shape or ())}; the file needs {dim} and {tuple(shape)}. "
+            "Pass the base posterior that was corrected."
         )
+
+    proposal = proposal.summarised() if manifest["summaries"] else proposal
+    shape = shape if proposal.x_shape is None else proposal.x_shape
 
     recipe, stages = Recipe(**manifest["recipe"]), manifest["stages"]
 
@@ -152,32 +157,30 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the file says of the base posterior, with its weights if it can hold them."""
-    external: tuple[dict[str, Any], dict[str, Tensor]] = {"kind": "external", "class": type(proposal).__name__}, {}
+    says: dict[str, Any] = {"kind": "external", "class": type(proposal).__name__, "support": None}
+    tensors: dict[str, Tensor] = {}
+    support = describe_prior(proposal.prior)
+    if support is not None:
+        says["support"] = support[0]
+        tensors |= {f"support.{k}": v for k, v in support[1].items()}
+
     source = proposal.posterior if isinstance(proposal, DensityProposal) else None
-    if not isinstance(source, NPEPosterior):
-        return external
-    prior, support = describe_prior(source.prior), describe_prior(proposal.prior)
-    embedding = describe(source.embedding_net)
-    if prior is None or support is None or (source.embedding_net is not None and embedding is None):
-        return external
-    estimator = source.posterior_estimator
-    tensors = {f"base.{k}": v for k, v in estimator.state_dict().items()}
-    tensors |= {f"prior.{k}": v for k, v in prior[1].items()} | {f"support.{k}": v for k, v in support[1].items()}
+    if support is None or not isinstance(source, NPEPosterior):
+        return says, tensors
     # the prior of the simulations shapes the network; that of the pairs, usually the same, bounds the answers
-    says = {
-        "kind": "npe",
-        "flow": asdict(source.flow),
-        "embedding": embedding,
-        "prior": prior[0],
-        "support": support[0],
-    }
-    return says, tensors
+    prior, embedding = describe_prior(source.prior), describe(source.embedding_net)
+    if prior is None or (source.embedding_net is not None and embedding is None):
+        return says, tensors
+    tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
+    tensors |= {f"base.{k}": v for k, v in source.posterior_estimator.state_dict().items()}
+    return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
 
 
 def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
     base = manifest["base"]
+    support = None if base["support"] is None else build_prior(base["support"], _under(tensors, "support."))
     if posterior is not None:
-        return as_proposal(posterior)
+        return as_proposal(posterior, support)
     if base["kind"] == "external":
         raise ValueError(
             f"{path} does not hold its base posterior, as that was not made by fmcpe.train_npe of describable parts; it was "
@@ -188,7 +191,6 @@ def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior:
     theta, x = prior.sample((8,)), torch.randn(8, *manifest["x_shape"])
     estimator = build_estimator(theta, x, prior, FlowSize(**base["flow"]), embedding)
     estimator.load_state_dict(_under(tensors, "base."))
-    support = build_prior(base["support"], _under(tensors, "support."))
     return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}), support)
 
 

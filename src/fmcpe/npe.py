@@ -183,7 +183,7 @@ def _simulate(
     if number < 100:
         raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
     theta = prior.sample((number,)).to(torch.float32)
-    checked = CheckedSimulator(simulator, prior, None)
+    checked = CheckedSimulator(simulator, None)
     with seeded(0):  # a look at the shape must not shift the noise of what follows
         shape = checked(theta[:2]).shape[1:]
     if 4 * number * shape.numel() > _MAX_BYTES:

@@ -178,7 +178,7 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
         _check_options(sbi_options)
-        y, dim = self._observations(x), self.corrector.space.dim
+        y, dim = as_observations(x, self.observation_shape), self.corrector.space.dim
         theta = theta if isinstance(theta, Tensor) else torch.as_tensor(theta)
         if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
             raise ValueError(
@@ -264,21 +264,28 @@ class CorrectedPosterior(NeuralPosterior):
 
     def set_default_x(self, x: Any) -> CorrectedPosterior:
         """Fix the real observation that methods use when ``x=`` is not given."""
-        self._x = as_observation(x, self.corrector.shape).to(self._device)
+        self._x = as_observation(x, self.observation_shape).to(self._device)
         self._best = None
         return self
 
-    def _observation(self, x: Any) -> Tensor:
+    @property
+    def observation_shape(self) -> torch.Size:
+        """Shape of one real observation."""
+        return self.corrector.proposal.raw_shape or self.corrector.shape
+
+    def _x_else_default_x(self, x: Any) -> Tensor:
         if x is None:
             if self._x is None:
                 raise ValueError("no observation came and none is set; pass x=, or call set_default_x(y_obs) first.")
             return self._x
-        return as_observation(x, self.corrector.shape).to(self._device)
+        return as_observation(x, self.observation_shape).to(self._device)
 
-    _x_else_default_x = _observation
+    def _observation(self, x: Any) -> Tensor:
+        """One observation, checked, as the flows see it."""
+        return self.corrector.proposal.summarise(self._x_else_default_x(x))
 
     def _observations(self, x: Any) -> Tensor:
-        return as_observations(x, self.corrector.shape).to(self._device)
+        return self.corrector.proposal.summarise(as_observations(x, self.observation_shape).to(self._device))
 
     def to(self, device: str | torch.device) -> CorrectedPosterior:
         """Move to a device, in place."""
@@ -299,7 +306,7 @@ class CorrectedPosterior(NeuralPosterior):
         """What was fitted, in words."""
         lines = [
             f"Corrected posterior of {self.corrector.space.dim} parameter(s) given observations of shape "
-            f"{tuple(self.corrector.shape)}.",
+            f"{tuple(self.observation_shape)}.",
             f"Fitted on {self.num_pairs} calibration pairs, stages: {self.stages}, "
             f"in {self.history['seconds'][0]:.1f} s.",
         ]
@@ -326,7 +333,7 @@ class CorrectedPosterior(NeuralPosterior):
 
     def __repr__(self) -> str:
         return (
-            f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.corrector.shape)}, "
+            f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.observation_shape)}, "
             f"pairs={self.num_pairs}, stages={self.stages!r})"
         )
 

@@ -58,6 +58,19 @@ class Proposal(ABC):
         """Move to a device, in place."""
         return self
 
+    @property
+    def raw_shape(self) -> torch.Size | None:
+        """Shape of an observation as users see it."""
+        return self.x_shape
+
+    def summarise(self, data: Tensor) -> Tensor:
+        """What the method works on in place of the raw data; here the data themselves."""
+        return data
+
+    def summarised(self) -> Proposal:
+        """The same posterior as a function of its own summary of x, where it has one."""
+        return self
+
     @torch.no_grad()
     def sample(self, x: Tensor) -> Tensor:
         """One physical θ per row of x, inside the support: (B, p)."""
@@ -123,15 +136,26 @@ class DensityProposal(Proposal):
         self.estimator = posterior.posterior_estimator.eval()
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
+    def _flow(self, x: Tensor) -> Any:
+        """The conditional distribution for each row of x; sbi's wrapper embeds each x anew for every θ."""
+        return self.estimator.net(self.estimator.embedding_net(x))
+
     def _draw(self, x: Tensor) -> Tensor:
+        if isinstance(self.estimator, ZukoFlow):
+            return self._flow(x).sample()
         return self.estimator.sample(torch.Size((1,)), condition=x)[0]
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         if isinstance(self.estimator, ZukoFlow):
-            # sbi embeds each x once per θ; a mixture has thousands of θ for the same few x
-            flow = self.estimator.net(self.estimator.embedding_net(x))
-            return flow.log_prob(theta[:, None].expand(-1, x.shape[0], -1))
+            return self._flow(x).log_prob(theta[:, None].expand(-1, x.shape[0], -1))
         return self.estimator.log_prob(theta[:, None].expand(-1, x.shape[0], -1), condition=x)
+
+    def summarised(self) -> Proposal:
+        if not isinstance(self.estimator, ZukoFlow):
+            return self
+        summary = SummaryProposal(self.posterior, self.prior)
+        assert summary.x_shape is not None
+        return summary if summary.x_shape.numel() < summary.raw_shape.numel() else self
 
     def _may_leak(self) -> bool:
         # sbi owns the map onto the support of z_score_theta="transform_to_unconstrained" in such a module
@@ -141,6 +165,26 @@ class DensityProposal(Proposal):
     def to(self, device: str | torch.device) -> Proposal:
         self.estimator.to(device)
         return self
+
+
+class SummaryProposal(DensityProposal):
+    """A `DensityProposal` as a function of its embedding h(x): far fewer numbers, and nearly all that x says of θ."""
+
+    def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
+        super().__init__(posterior, prior)
+        self._raw_shape = torch.Size(self.estimator.condition_shape)
+        self.x_shape = self.summarise(torch.zeros(2, *self._raw_shape)).shape[1:]
+
+    @property
+    def raw_shape(self) -> torch.Size:
+        return self._raw_shape
+
+    @torch.no_grad()
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
+
+    def _flow(self, x: Tensor) -> Any:
+        return self.estimator.net(x)
 
 
 class VectorFieldProposal(Proposal):

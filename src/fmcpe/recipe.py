@@ -25,6 +25,7 @@ class Recipe:
         blocks: Their number of residual blocks.
         embedding_dim: Size of the embedding of y, where it is the library's.
         keep_only_what_helps: Drop each flow that does not improve the energy score on the validation pairs.
+        summaries: Work on the base posterior's own embedding of the data, where it has one, in place of the raw data.
         num_statistics: Fresh simulations from the prior that standardise x and θ.
     """
 
@@ -41,6 +42,7 @@ class Recipe:
     blocks: int = 3
     embedding_dim: int = 32
     keep_only_what_helps: bool = True
+    summaries: bool = True
     num_statistics: int = 2000
 
     def __post_init__(self) -> None:
@@ -73,11 +75,11 @@ class Recipe:
     @classmethod
     def paper(cls) -> Recipe:
         """The settings of the paper (its appendix on the experimental set-up)."""
-        return cls(keep_only_what_helps=False)
+        return cls(summaries=False, keep_only_what_helps=False)
 
     @classmethod
     def default(cls) -> Recipe:
-        """What ``FMCPE(...)`` uses when nothing is said: the paper's, and a stage is kept only where it helps."""
+        """What ``FMCPE(...)`` uses when nothing is said: the paper's, in summary space, each stage kept only where it helps."""
         return cls()
 
 
