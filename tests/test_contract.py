@@ -118,16 +118,15 @@ def test_default_x_potential_and_map(posterior):
 
 
 def test_gradients_flow_to_theta(posterior):
-    theta = PRIOR.sample((4,)).requires_grad_()
+    theta = posterior.sample((20,), x=Y[0], seed=0).clamp(torch.tensor([-1.9, 0.05]), torch.tensor([1.9, 0.95]))
+    theta.requires_grad_()
     posterior.log_prob(theta, x=Y[0], track_gradients=True, num_source_samples=8).sum().backward()
-    assert theta.grad is not None
-    numerical = []
+    step = torch.tensor([5e-3, 0.0])
     with torch.no_grad():
-        for sign in (1, -1):
-            moved = theta + sign * 1e-2 * torch.tensor([1.0, 0.0])
-            numerical.append(posterior.log_prob(moved, x=Y[0], num_source_samples=8))
-    slope = (numerical[0] - numerical[1]) / 2e-2
-    assert torch.allclose(slope, theta.grad[:, 0], rtol=0.2, atol=0.3)
+        ahead, behind = (posterior.log_prob(theta + s * step, x=Y[0], num_source_samples=8) for s in (1, -1))
+    slope = (ahead - behind) / 1e-2
+    error = (slope - theta.grad[:, 0]).abs() / (1 + slope.abs())
+    assert float(error.median()) < 0.05  # splines have kinks, which a difference may straddle
 
 
 def test_sbi_diagnostics_take_it(posterior):

@@ -20,6 +20,7 @@ def fit(base, pairs, *, simulator=simulate, stages="joint", recipe=TINY, seed=0,
 
 
 def test_the_base_posterior_stays_frozen(base, pairs):
+    base.posterior_estimator.zero_grad(set_to_none=True)
     before = copy.deepcopy(base.posterior_estimator.state_dict())
     fit(base, pairs)
     after = base.posterior_estimator.state_dict()

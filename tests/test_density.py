@@ -39,13 +39,13 @@ def test_density_is_that_of_the_draws(posteriors, kind):
     posterior = posteriors(kind)
     draws = posterior.sample((10_000,), x=Y, seed=0)
     middle = draws.median(0).values
-    theta, cell = grid(50)
-    mass = posterior.log_prob(theta, x=Y, num_source_samples=100).exp() * cell
+    theta, cell = grid(40)
+    mass = posterior.log_prob(theta, x=Y, num_source_samples=400).exp() * cell
     for right in (True, False):
         for up in (True, False):
             drawn = (((draws[:, 0] > middle[0]) == right) & ((draws[:, 1] > middle[1]) == up)).float().mean()
             integrated = mass[((theta[:, 0] > middle[0]) == right) & ((theta[:, 1] > middle[1]) == up)].sum()
-            assert float(integrated) == pytest.approx(float(drawn), abs=0.03)
+            assert float(integrated) == pytest.approx(float(drawn), abs=0.05)
 
 
 class AffineField(nn.Module):

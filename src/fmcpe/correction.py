@@ -228,7 +228,7 @@ def _train(
     for fields in _PHASES[stages]:
         parameters = [p for name in sorted(fields) for p in getattr(corrector, f"u_{name}").parameters()]
         optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
-        best, best_state = float("inf"), {}
+        best, best_state = dict.fromkeys(fields, float("inf")), {}
         bar = tqdm(
             range(recipe.epochs),
             desc="fitting the correction",
@@ -258,11 +258,12 @@ def _train(
                 validated = {k: float(v) for k, v in _losses(corrector, validation, simulator, fields).items()}
             for name in fields:
                 history.setdefault(f"validation_{name}", []).append(validated[name])
-            if sum(validated.values()) < best:
-                best, best_state = sum(validated.values()), copy.deepcopy(corrector.state_dict())
-        if best_state:
-            corrector.load_state_dict(best_state)
-        if not best_state or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
+                if validated[name] < best[name]:
+                    best[name] = validated[name]
+                    best_state[name] = copy.deepcopy(getattr(corrector, f"u_{name}").state_dict())
+        for name, state in best_state.items():
+            getattr(corrector, f"u_{name}").load_state_dict(state)
+        if len(best_state) < len(fields) or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
             raise RuntimeError(
                 "training diverged: the validation loss or the draws are not finite. Lower the learning rate, e.g. "
                 "recipe=Recipe(learning_rate=1e-4), and look for outliers in y."
