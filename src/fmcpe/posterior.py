@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
-from sbi.inference.potentials.base_potential import BasePotential
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_theta
 from fmcpe._random import seeded
 from fmcpe.corrector import Corrector
+from fmcpe.potential import CorrectedPotential
 from fmcpe.recipe import Recipe
 from fmcpe.search import cross_entropy_search
+from fmcpe.words import in_words
 
 CHUNK_NUMBERS = 2_000_000
 """Numbers of x̃ held at once while drawing: bounds memory, whatever is asked for."""
@@ -45,7 +46,7 @@ class CorrectedPosterior(NeuralPosterior):
         self._best: Tensor | None = None
         self.prior = corrector.space.prior
         super().__init__(
-            _Potential(self, self.prior),
+            CorrectedPotential(self, self.prior),
             theta_transform=corrector.space.transform,
             device=str(corrector.space.standardiser.mean.device),
         )
@@ -293,7 +294,7 @@ class CorrectedPosterior(NeuralPosterior):
         self.corrector.proposal.to(device)
         self._device = str(device)
         self._x = None if self._x is None else self._x.to(device)
-        self.potential_fn = _Potential(self, self.prior)
+        self.potential_fn = CorrectedPotential(self, self.prior)
         return self
 
     def save(self, path: str | Path) -> Path:
@@ -303,33 +304,8 @@ class CorrectedPosterior(NeuralPosterior):
         return save(self, path)
 
     def summary(self) -> str:
-        """What was fitted, in words."""
-        lines = [
-            f"Corrected posterior of {self.corrector.space.dim} parameter(s) given observations of shape "
-            f"{tuple(self.observation_shape)}.",
-            f"Fitted on {self.num_pairs} calibration pairs, stages: {self.stages}, "
-            f"in {self.history['seconds'][0]:.1f} s.",
-        ]
-        for name, what in (("x", "x-flow"), ("theta", "θ-flow")):
-            losses = self.history.get(f"validation_{name}")
-            if losses:
-                lines.append(
-                    f"{what}: validation loss {losses[0]:.3g} at the first of {len(losses)} looks, lowest "
-                    f"{min(losses):.3g} (look {losses.index(min(losses)) + 1})."
-                )
-        words = {"none": "uncorrected", "x-only": "x-flow alone"}
-        scores = {k.removeprefix("evidence_"): v[0] for k, v in self.history.items() if k.startswith("evidence_")}
-        if scores:
-            listed = ", ".join(
-                f"{words.get(k, 'all stages')} {v:.3f}" for k, v in sorted(scores.items(), key=lambda i: i[1])
-            )
-            lines.append(
-                f"Energy score on held-out pairs (lower is better): {listed}. Kept: {words.get(self.stages, 'all stages')}."
-            )
-        clamped = self.corrector.proposal.fraction_clamped
-        if clamped:
-            lines.append(f"{clamped:.1%} of the last base draws fell outside the prior and were moved to its edge.")
-        return "\n".join(lines)
+        """What was fitted and what was kept, in words."""
+        return in_words(self)
 
     def __repr__(self) -> str:
         return (
@@ -355,22 +331,3 @@ def _check_options(options: dict[str, Any]) -> None:
     unknown = sorted(set(options) - _SBI_OPTIONS)
     if unknown:
         raise TypeError(f"unknown option(s) {', '.join(unknown)}; see help(CorrectedPosterior) for those there are.")
-
-
-class _Potential(BasePotential):
-    """log p(θ | y) as sbi's optimisers and samplers want it, with the draws of x̃ kept between calls."""
-
-    allow_iid_x = False
-
-    def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
-        self._posterior, self._mixture = posterior, torch.empty(0)
-        super().__init__(prior, x_o=None, device=str(posterior.corrector.space.standardiser.mean.device))
-
-    def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:
-        super().set_x(x_o, x_is_iid=x_is_iid)
-        if x_o is not None:
-            self._mixture = self._posterior._source(self._posterior._observation(x_o), 256, seed=0)
-
-    def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
-        y = self._posterior._observation(self.x_o)
-        return self._posterior._log_prob(theta, y, self._mixture, track_gradients)

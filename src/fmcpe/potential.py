@@ -1,0 +1,31 @@
+"""The density of a corrected posterior as sbi's optimisers and samplers want it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sbi.inference.potentials.base_potential import BasePotential
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fmcpe.posterior import CorrectedPosterior
+
+
+class CorrectedPotential(BasePotential):
+    """log p(θ | y) as sbi's optimisers and samplers want it, with the draws of x̃ kept between calls."""
+
+    allow_iid_x = False
+
+    def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
+        self._posterior, self._mixture = posterior, torch.empty(0)
+        super().__init__(prior, x_o=None, device=str(posterior.corrector.space.standardiser.mean.device))
+
+    def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:
+        super().set_x(x_o, x_is_iid=x_is_iid)
+        if x_o is not None:
+            self._mixture = self._posterior._source(self._posterior._observation(x_o), 256, seed=0)
+
+    def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
+        y = self._posterior._observation(self.x_o)
+        return self._posterior._log_prob(theta, y, self._mixture, track_gradients)
