@@ -12,6 +12,7 @@ from torch import nn
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, Recipe
 from fmcpe.correction import _losses, _Pairs
+from fmcpe.flow import matching_loss
 
 
 def fit(base, pairs, *, simulator=simulate, stages="joint", recipe=TINY, seed=0, x=None, **options):
@@ -195,6 +196,7 @@ WRONG_PAIRS = {
     "flat theta": (lambda: (torch.zeros(9), pairs_of(9)[1]), "parameter"),
     "wrong data shape": (lambda: (pairs_of(9)[0], torch.zeros(9, 4)), "simulator's shape"),
     "outside the prior": (lambda: (pairs_of(9)[0] + 10, pairs_of(9)[1]), "outside the prior"),
+    "flat y": (lambda: (pairs_of(9)[0], torch.zeros(9)), "one observation per row"),
     "not numbers": (lambda: ("theta", pairs_of(9)[1]), "numpy array"),
 }
 
@@ -223,7 +225,10 @@ def test_wrong_simulators_are_refused_by_name(base, pairs, case):
 
 
 def test_wrong_settings_are_refused(base):
-    for settings in ({"sigma": 0}, {"epochs": 0}, {"validation_fraction": 1.0}, {"solver": "magic"}, {"steps": 2.5}):
+    for settings in (
+        {"sigma": 0}, {"epochs": 0}, {"validation_fraction": 1.0}, {"solver": "magic"}, {"steps": 2.5}, {"sigma": "a"},
+        {"epochs": True}, {"learning_rate": float("inf")}, {"num_statistics": 200.5},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"expected|choose"):
             Recipe(**settings)
     with pytest.raises(ValueError, match="paper"):
@@ -267,3 +272,25 @@ def test_twenty_thousand_rows_are_drawn_in_chunks(posteriors, monkeypatch):
         assert posterior.sample_batched((draws,), x=y, seed=0).shape == (draws, observations, 2)
         assert max(seen) <= 4000
         assert sum(seen) == 20_000
+
+
+def test_the_x_source_has_the_spread_it_says(posteriors):
+    corrector = posteriors("joint").corrector
+    y = torch.zeros(1, 3).expand(5000, -1)
+    with torch.no_grad():
+        x_0 = corrector.draw_x0(y)
+    assert torch.allclose(x_0.std(0), torch.full((3,), corrector.sigma), rtol=0.05)
+    assert torch.allclose(x_0.mean(0), corrector.y_scale(y)[0], atol=0.05)
+
+
+def test_times_are_uniform():
+    """A field that records when it is asked: all of [0, 1], evenly."""
+    seen = []
+
+    def field(t, z, context):
+        seen.append(t)
+        return z
+
+    matching_loss(field, torch.zeros(4000, 1), torch.ones(4000, 1), torch.zeros(4000, 1))
+    share = torch.histc(seen[0], bins=10, min=0, max=1) / 4000
+    assert torch.allclose(share, torch.full((10,), 0.1), atol=0.02)

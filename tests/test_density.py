@@ -129,7 +129,7 @@ def test_mixture_over_x_is_a_mean_of_densities(posteriors):
     """With a single x̃ the x-only density is the base posterior's own at that x̃."""
     posterior = posteriors("x-only")
     theta = PRIOR.sample((6,))
-    x = posterior._source(Y[None], 5, seed=3)
+    x, _ = posterior._source(Y[None], 5, seed=3)
     each = posterior.corrector.proposal.log_prob(theta, x)
     expected = each.exp().mean(1).log()
     assert torch.allclose(posterior.log_prob(theta, x=Y, num_source_samples=5, seed=3), expected, atol=1e-4)

@@ -1,6 +1,7 @@
 """Files: whole or absent, data and never code."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -11,12 +12,13 @@ import torch
 from conftest import PRIOR, TINY, observe, simulate
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sbi.utils import BoxUniform
+from sbi.utils import BoxUniform, MultipleIndependent, process_prior
 from torch import nn
+from torch.distributions import Exponential, Independent, LogNormal, MultivariateNormal, Normal
 
 import fmcpe
 from fmcpe import FMCPE
-from fmcpe.architecture import build, describe
+from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.networks import embedding_for
 
 Y = torch.tensor([1.0, 0.5, 1.2])
@@ -108,6 +110,45 @@ def test_the_librarys_embeddings_describe_themselves(shape):
     again.load_state_dict(net.state_dict())
     y = torch.randn(2, *shape)
     assert torch.equal(net(y), again(y))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"),
+        nn.BatchNorm1d(3, affine=False),
+        nn.LayerNorm(3, elementwise_affine=False),
+        nn.LSTM(3, 3),
+    ],
+)
+def test_what_cannot_be_described_exactly_is_not_described(layer):
+    assert describe(nn.Sequential(layer)) is None
+    assert describe(nn.GELU(approximate="tanh"))["arguments"] == {"approximate": "tanh"}
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        MultipleIndependent([Normal(torch.zeros(1), torch.ones(1)), Exponential(torch.ones(1))]),
+        Independent(LogNormal(torch.zeros(2), torch.ones(2)), 1),
+        MultivariateNormal(torch.zeros(2).double(), torch.eye(2).double()),
+    ],
+)
+def test_usual_priors_travel_along(prior):
+    says, tensors = describe_prior(process_prior(prior)[0])
+    again = build_prior(json.loads(json.dumps(says)), tensors)
+    theta = torch.rand(5, 2)
+    assert torch.allclose(again.log_prob(theta), prior.log_prob(theta).float(), atol=1e-5)
+
+
+def test_files_can_be_read_by_colleagues(posteriors, tmp_path):
+    umask = os.umask(0o022)
+    try:
+        assert posteriors("joint").save(tmp_path / "run.fmcpe").stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(umask)
+    with pytest.raises(FileNotFoundError, match="folder that exists"):
+        posteriors("joint").save(tmp_path / "absent" / "run.fmcpe")
 
 
 def test_loading_leaves_the_generator_alone(posteriors, tmp_path):

@@ -5,6 +5,7 @@ Every message has three parts: what came, what was expected, what to type.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,7 +46,7 @@ def as_sample_shape(shape: Any) -> torch.Size:
     """``()``, ``5``, ``(3, 4)``, a list or a `torch.Size`, as a `torch.Size`."""
     sizes: Iterable[Any] = (shape,) if isinstance(shape, int | np.integer) else shape
     try:
-        size = torch.Size(int(s) for s in sizes)
+        size = torch.Size(operator.index(s) for s in sizes)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"sample_shape={shape!r} is not a shape; a number, tuple, list or torch.Size was expected. Try (1000,)."
@@ -101,6 +102,11 @@ def as_pairs(
     from sbi.utils.sbiutils import within_support
 
     theta, y = as_tensor(theta, "theta"), as_tensor(y, "y")
+    if y.ndim < 2:
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}; (number of pairs, ...) was expected, one observation per row. For observations of "
+            "one number try y.reshape(-1, 1), and let the simulator return (N, 1)."
+        )
     dim = parameter_dim(prior)
     if theta.ndim == 1 and dim == 1:
         theta = theta[:, None]

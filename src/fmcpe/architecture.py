@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from sbi.utils import BoxUniform, MultipleIndependent
+from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
+from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
 from fmcpe.networks import ChannelsFirst
@@ -22,10 +24,10 @@ _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.BatchNorm2d: ("num_features", "eps", "momentum"),
     nn.GroupNorm: ("num_groups", "num_channels", "eps"),
     nn.LayerNorm: ("normalized_shape", "eps"),
-    nn.MaxPool1d: ("kernel_size", "stride", "padding"),
-    nn.MaxPool2d: ("kernel_size", "stride", "padding"),
-    nn.AvgPool1d: ("kernel_size", "stride", "padding"),
-    nn.AvgPool2d: ("kernel_size", "stride", "padding"),
+    nn.MaxPool1d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    nn.AvgPool1d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+    nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
     nn.AdaptiveAvgPool1d: ("output_size",),
     nn.AdaptiveAvgPool2d: ("output_size",),
     nn.Flatten: ("start_dim", "end_dim"),
@@ -35,7 +37,7 @@ _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.ELU: ("alpha",),
     nn.ReLU: (),
     nn.SiLU: (),
-    nn.GELU: (),
+    nn.GELU: ("approximate",),
     nn.Tanh: (),
     nn.Sigmoid: (),
     nn.Identity: (),
@@ -55,7 +57,9 @@ def describe(net: nn.Module | None) -> dict[str, Any] | None:
     arguments = {name: _plain(getattr(net, name)) for name in _LAYERS[type(net)]}
     if isinstance(net, nn.Linear | nn.Conv1d | nn.Conv2d):
         arguments["bias"] = net.bias is not None
-    return {"layer": type(net).__name__, "arguments": arguments}
+    description = {"layer": type(net).__name__, "arguments": arguments}
+    # an argument that is not listed (padding_mode, affine, ...) shows in how torch prints the layer
+    return description if build(description).extra_repr() == net.extra_repr() else None
 
 
 def build(description: dict[str, Any]) -> nn.Module:
@@ -70,35 +74,53 @@ def build(description: dict[str, Any]) -> nn.Module:
     return _BY_NAME[description["layer"]](**arguments)
 
 
+_FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "Normal": (distributions.Normal, ("loc", "scale")),
+    "LogNormal": (distributions.LogNormal, ("loc", "scale")),
+    "Uniform": (distributions.Uniform, ("low", "high")),
+    "Exponential": (distributions.Exponential, ("rate",)),
+    "Gamma": (distributions.Gamma, ("concentration", "rate")),
+    "Beta": (distributions.Beta, ("concentration1", "concentration0")),
+    "HalfNormal": (distributions.HalfNormal, ("scale",)),
+    "MultivariateNormal": (distributions.MultivariateNormal, ("loc", "covariance_matrix")),
+    "BoxUniform": (BoxUniform, ("low", "high")),
+}
+
+
 def describe_prior(prior: Distribution) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """A JSON description of a prior and its tensors, or None for a family that is not known here."""
-    from sbi.utils import BoxUniform
-
-    if isinstance(prior, BoxUniform):
-        constraint: Any = prior.base_dist
-        return {"family": "BoxUniform"}, {"low": constraint.low, "high": constraint.high}
-    if type(prior) is torch.distributions.MultivariateNormal:
-        return {"family": "MultivariateNormal"}, {
-            "loc": prior.loc,
-            "covariance_matrix": prior.covariance_matrix,
-        }
-    if type(prior) is torch.distributions.Independent and type(prior.base_dist) is torch.distributions.Normal:
-        return {"family": "IndependentNormal"}, {"loc": prior.base_dist.loc, "scale": prior.base_dist.scale}
-    return None
+    if isinstance(prior, PytorchReturnTypeWrapper):
+        prior = prior.prior
+    if isinstance(prior, MultipleIndependent):
+        parts = [describe_prior(part) for part in prior.dists]
+        if any(part is None for part in parts):
+            return None
+        says = {"family": "MultipleIndependent", "parts": [part[0] for part in parts if part]}
+        return says, {f"{i}.{name}": value for i, part in enumerate(parts) if part for name, value in part[1].items()}
+    independent = type(prior) is distributions.Independent
+    inner = prior.base_dist if isinstance(prior, distributions.Independent) else prior
+    name = "BoxUniform" if isinstance(prior, BoxUniform) else type(inner).__name__
+    if name not in _FAMILIES or (name != "BoxUniform" and type(inner) is not _FAMILIES[name][0]):
+        return None
+    tensors = {key: getattr(inner, key).to(torch.float32) for key in _FAMILIES[name][1]}
+    return {"family": name, "independent": independent}, tensors
 
 
 def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Distribution:
     """The prior of a description."""
-    from sbi.utils import BoxUniform
-
     family = description["family"]
-    if family == "BoxUniform":
-        return BoxUniform(tensors["low"], tensors["high"])
-    if family == "MultivariateNormal":
-        return torch.distributions.MultivariateNormal(tensors["loc"], tensors["covariance_matrix"])
-    if family == "IndependentNormal":
-        return torch.distributions.Independent(torch.distributions.Normal(tensors["loc"], tensors["scale"]), 1)
-    raise ValueError(f"the file names an unknown prior {family!r}; it was not written by this library.")
+    if family == "MultipleIndependent":
+        parts = []
+        for i, part in enumerate(description["parts"]):
+            prefix = f"{i}."
+            mine = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            parts.append(build_prior(part, mine))
+        return MultipleIndependent(parts)
+    if family not in _FAMILIES:
+        raise ValueError(f"the file names an unknown prior {family!r}; it was not written by this library.")
+    cls, names = _FAMILIES[family]
+    prior = cls(*(tensors[name] for name in names))
+    return distributions.Independent(prior, 1) if description["independent"] else prior
 
 
 def _plain(value: Any) -> Any:

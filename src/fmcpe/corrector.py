@@ -79,19 +79,20 @@ class Corrector(nn.Module):
             z = transport(self.u_theta, z, context, self.solver)
         return self.space.to_theta(z)
 
-    def log_prob(self, theta: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    def log_prob(self, theta: Tensor, y: Tensor, x: Tensor, log_acceptance: Tensor) -> Tensor:
         r"""Log density of physical θ (N, p), inside the support, given one observation y (1, ...): (N,).
 
         \( \log p(\theta|y) = \log \pi(\theta_0|y) - \log|\det \partial T_\Theta| \), with
-        \( \pi(\theta_0|y) \) the mean of \( \hat p(\theta_0|\tilde x) \) over the rows of `x`, draws of x̃ for y.
+        \( \pi(\theta_0|y) \) the mean of \( \hat p(\theta_0|\tilde x) \) over the rows of `x`, draws of x̃ for y, and
+        `log_acceptance` the log mass of each of them inside the support.
         """
         if self.u_theta is None:
-            return _log_mean_exp(self.proposal.log_prob(theta, x))
+            return _log_mean_exp(self.proposal.log_prob(theta, x, log_acceptance))
         z = self.space.to_z(theta)
         context = self.u_theta.embed(self.y_scale(y)).expand(theta.shape[0], -1)
         z0, logdet = transport_back_with_logdet(self.u_theta, z, context, self.solver)
         theta0 = self.space.to_theta(z0)
-        log_source = _log_mean_exp(self.proposal.log_prob(theta0, x)) - self.space.log_abs_det(theta0)
+        log_source = _log_mean_exp(self.proposal.log_prob(theta0, x, log_acceptance)) - self.space.log_abs_det(theta0)
         return log_source - logdet + self.space.log_abs_det(theta)
 
 

@@ -11,6 +11,7 @@ import copy
 import json
 import os
 import tempfile
+import warnings
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmcpe._checks import parameter_dim
+from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.corrector import Corrector
@@ -43,6 +45,13 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     path, corrector = Path(path), posterior.corrector
     field = corrector.u_theta or corrector.u_x
     base, base_tensors = _describe_base(corrector.proposal)
+    if base["kind"] == "external" and _source(corrector.proposal) is not None:
+        warnings.warn(
+            "the base posterior has a prior or an embedding_net that a file cannot describe, and is not in it: keep it, and "
+            "load with fmcpe.load(path, posterior=the_base_posterior).",
+            FMCPEWarning,
+            stacklevel=3,
+        )
     manifest = {
         "format": FORMAT,
         "versions": {name: version(name) for name in ("fmcpe", "torch", "sbi", "zuko")},
@@ -61,6 +70,8 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         tensors["default_x"] = posterior.default_x
     contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
+    if path.is_dir() or not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} is not a place for a file; a name in a folder that exists was expected.")
     # a reader sees the old file or the new one, never half of one
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -68,6 +79,9 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         save_file(contiguous, temporary, metadata={"fmcpe": json.dumps(manifest)})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -143,7 +157,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"{path} is not a whole fmcpe file ({error}); one written by posterior.save(...) was expected."
         ) from error
-    if not isinstance(manifest, dict):
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise ValueError(
             f"{path} holds tensors but no fmcpe manifest; a file written by posterior.save(...) was expected."
         )
@@ -151,6 +165,21 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"{path} has format {manifest['format']}, written by fmcpe {manifest['versions']['fmcpe']}; this version reads "
             f"up to {FORMAT}. Upgrade with pip install --upgrade fmcpe."
+        )
+    missing = {
+        "recipe",
+        "stages",
+        "history",
+        "num_pairs",
+        "x_shape",
+        "theta_dim",
+        "embedding",
+        "base",
+        "summaries",
+    } - set(manifest)
+    if missing:
+        raise ValueError(
+            f"{path} has a manifest without {', '.join(sorted(missing))}; it was not written by posterior.save(...)."
         )
     return manifest, tensors
 
@@ -164,8 +193,8 @@ def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor
         says["support"] = support[0]
         tensors |= {f"support.{k}": v for k, v in support[1].items()}
 
-    source = proposal.posterior if isinstance(proposal, DensityProposal) else None
-    if support is None or not isinstance(source, NPEPosterior):
+    source = _source(proposal)
+    if support is None or source is None:
         return says, tensors
     # the prior of the simulations shapes the network; that of the pairs, usually the same, bounds the answers
     prior, embedding = describe_prior(source.prior), describe(source.embedding_net)
@@ -174,6 +203,12 @@ def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor
     tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
     tensors |= {f"base.{k}": v for k, v in source.posterior_estimator.state_dict().items()}
     return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
+
+
+def _source(proposal: Proposal) -> NPEPosterior | None:
+    """The posterior that `train_npe` made, if that is what is behind the proposal."""
+    posterior = proposal.posterior if isinstance(proposal, DensityProposal) else None
+    return posterior if isinstance(posterior, NPEPosterior) else None
 
 
 def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:

@@ -17,11 +17,12 @@ from sbi.inference.posteriors import DirectPosterior
 from sbi.neural_nets import posterior_nn
 from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
 from sbi.utils import process_prior
+from sbi.utils.sbiutils import within_support
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
 
-from fmcpe._checks import CheckedSimulator, as_tensor
+from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import embedding_width
 
@@ -176,6 +177,11 @@ def _simulate(
             raise ValueError(
                 f"simulations have theta of shape {tuple(theta.shape)} and x of shape {tuple(x.shape)}; (N, p) and (N, ...) "
                 "with the same N were expected."
+            )
+        if theta.shape[1] != parameter_dim(prior) or not bool(within_support(prior, theta).all()):
+            raise ValueError(
+                f"simulations have θ of {theta.shape[1]} number(s), some perhaps outside the support; draws of the prior, of "
+                f"{parameter_dim(prior)} number(s), were expected. Pass the prior that the simulations came from."
             )
         return theta, x
     if simulator is None:

@@ -10,7 +10,7 @@ from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_theta
+from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta
 from fmcpe._random import seeded
 from fmcpe.corrector import Corrector
 from fmcpe.potential import CorrectedPotential
@@ -114,6 +114,8 @@ class CorrectedPosterior(NeuralPosterior):
         """`copies` consecutive rows for each row of y, in chunks of bounded memory."""
         if copies == 0:
             return y.new_empty(0, self.corrector.space.dim)
+        if batch is not None and batch < 1:
+            raise ValueError(f"max_sampling_batch_size={batch} came; at least 1 was expected. Leave it out.")
         draw = getattr(self.corrector, what)
         limit = batch or min(4_000, max(1, CHUNK_NUMBERS // self.corrector.shape.numel()))
         per_chunk, chunks = max(1, limit // copies), []
@@ -180,7 +182,7 @@ class CorrectedPosterior(NeuralPosterior):
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
         _check_options(sbi_options)
         y, dim = as_observations(x, self.observation_shape), self.corrector.space.dim
-        theta = theta if isinstance(theta, Tensor) else torch.as_tensor(theta)
+        theta = theta if isinstance(theta, Tensor) else as_tensor(theta, "theta")
         if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
             raise ValueError(
                 f"theta has shape {tuple(theta.shape)} for {y.shape[0]} observation(s); (N, {y.shape[0]}, {dim}) or "
@@ -199,23 +201,29 @@ class CorrectedPosterior(NeuralPosterior):
         ]
         return torch.stack(columns, dim=1)
 
-    def _source(self, y: Tensor, num_source_samples: int, seed: int | None) -> Tensor:
-        """The draws of x̃ that make the mixture; where there is no x-flow, y itself is the one component."""
+    def _source(self, y: Tensor, num_source_samples: int, seed: int | None) -> tuple[Tensor, Tensor]:
+        """The draws of x̃ that make the mixture, and the log mass of each inside the support.
+
+        Where there is no x-flow, y itself is the one component.
+        """
         if num_source_samples < 1:
             raise ValueError(f"num_source_samples={num_source_samples} came; at least 1 was expected. Try 256.")
         with seeded(seed):
-            return self.corrector.draw_x(y, 1 if self.corrector.u_x is None else num_source_samples)
+            x = self.corrector.draw_x(y, 1 if self.corrector.u_x is None else num_source_samples)
+            return x, self.corrector.proposal.log_acceptance(x)
 
-    def _log_prob(self, theta: Tensor, y: Tensor, x: Tensor, track_gradients: bool) -> Tensor:
+    def _log_prob(self, theta: Tensor, y: Tensor, source: tuple[Tensor, Tensor], track_gradients: bool) -> Tensor:
         inside = self.corrector.space.contains(theta)
         # rows on or outside the bounds have no finite z; they are answered without being transported
         inside = inside & torch.isfinite(self.corrector.space.to_z(theta.detach())).all(-1)
         out = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
         with torch.set_grad_enabled(track_gradients):
             rows = inside.nonzero()[:, 0]
-            chunk = max(1, 200_000 // x.shape[0])
-            parts = [self.corrector.log_prob(theta[index], y, x) for index in rows.split(chunk)]
-            return out.index_put((rows,), torch.cat(parts)) if parts else out
+            if len(rows) == 0:
+                return out
+            chunk = max(1, 200_000 // source[0].shape[0])
+            parts = [self.corrector.log_prob(theta[index], y, *source) for index in rows.split(chunk)]
+            return out.index_put((rows,), torch.cat(parts))
 
     def map(
         self,
@@ -245,6 +253,11 @@ class CorrectedPosterior(NeuralPosterior):
             **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``, which have no meaning here.
         """
         _check_options(sbi_options)
+        if num_to_optimize < 2 or num_init_samples < num_to_optimize:
+            raise ValueError(
+                f"num_to_optimize={num_to_optimize} of num_init_samples={num_init_samples} came; at least 2, and no more than "
+                "there are samples, was expected. Try map(num_to_optimize=20, num_init_samples=200)."
+            )
         if x is None and self._best is not None and not force_update:
             return self._best
         y, space = self._observation(x), self.corrector.space

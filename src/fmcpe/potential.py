@@ -18,7 +18,7 @@ class CorrectedPotential(BasePotential):
     allow_iid_x = False
 
     def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
-        self._posterior, self._mixture = posterior, torch.empty(0)
+        self._posterior, self._mixture = posterior, (torch.empty(0), torch.empty(0))
         super().__init__(prior, x_o=None, device=str(posterior.corrector.space.standardiser.mean.device))
 
     def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:

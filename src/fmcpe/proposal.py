@@ -28,7 +28,7 @@ REDRAWS = 20
 """How often a row outside the prior's support is drawn again before it is clamped."""
 
 LEAKAGE_DRAWS = 200
-"""Draws per x that estimate how much of an estimator's mass lies inside the support."""
+"""Draws that estimate how much of an estimator's mass lies inside the support, for one x."""
 
 
 class Proposal(ABC):
@@ -87,24 +87,32 @@ class Proposal(ABC):
             theta[outside] = self._clamp(theta[outside])
         return theta
 
-    def log_prob(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Log density of physical θ (N, p) under every row of x (K, ...): (N, K), -inf outside the support."""
-        log_density = self._log_density(theta, x) - self._log_acceptance(x)
+    def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:
+        """Log density of physical θ (N, p) under every row of x (K, ...): (N, K), -inf outside the support.
+
+        Args:
+            theta: Physical parameters.
+            x: Data.
+            log_acceptance: `log_acceptance(x)`, where it is known already.
+        """
+        log_density = self._log_density(theta, x) - (
+            self.log_acceptance(x) if log_acceptance is None else log_acceptance
+        )
         return torch.where(self._inside(theta)[:, None], log_density, -torch.inf)
 
     @torch.no_grad()
-    def _log_acceptance(self, x: Tensor) -> Tensor:
-        """Log of the mass inside the support for each row of x, estimated by draws; 0 where nothing leaks."""
+    def log_acceptance(self, x: Tensor) -> Tensor:
+        """Log of the mass inside the support for each row of x, (K,), estimated by draws; 0 where nothing can leak."""
         if not self._may_leak():
             return torch.zeros(x.shape[0], device=x.device)
-        copies = min(LEAKAGE_DRAWS, max(1, 2_000_000 // x.numel()))  # at once, for memory's sake
-        rows = x.repeat_interleave(copies, dim=0)
-        rounds = -(-LEAKAGE_DRAWS // copies)
+        # of a mixture, the mean over the components is what counts: many components need few draws each
+        draws = max(20, min(LEAKAGE_DRAWS, 4000 // x.shape[0]))
+        copies = min(draws, max(1, 2_000_000 // x.numel()))  # at once, for memory's sake
+        rows, rounds = x.repeat_interleave(copies, dim=0), -(-draws // copies)
         inside = torch.stack(
             [self._inside(self._draw(rows)).float().reshape(-1, copies).mean(1) for _ in range(rounds)]
         )
-        inside = inside.mean(0)
-        return inside.clamp_min(1 / LEAKAGE_DRAWS).log()
+        return inside.mean(0).clamp_min(0.5 / draws).log()
 
     def _may_leak(self) -> bool:
         """Whether draws can fall outside the support at all: not if the support is everything."""
@@ -225,7 +233,9 @@ class EnsembleProposal(Proposal):
     """An sbi `EnsemblePosterior`: each row picks a member by weight."""
 
     def __init__(self, members: Sequence[Proposal], weights: Tensor) -> None:
-        self.members, self.weights = list(members), weights / weights.sum()
+        used = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
+        members, weights = [members[i] for i in used], weights[used]
+        self.members, self.weights = members, weights / weights.sum()
         super().__init__(members[0].prior, members[0].x_shape)
 
     def _draw(self, x: Tensor) -> Tensor:
@@ -310,7 +320,7 @@ def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Cal
         if prior is None:
             raise ValueError(
                 "posterior is a function and prior is missing; a function does not know its prior. "
-                "Pass prior=, e.g. FMCPE(draw, simulator, prior=BoxUniform(low, high))."
+                "Pass as_proposal(draw, prior=...), or FMCPE(draw, simulator, prior=BoxUniform(low, high))."
             )
         return CallableProposal(posterior, prior, log_prob)
     raise TypeError(

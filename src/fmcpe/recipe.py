@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fmcpe.ode import Solver
@@ -46,24 +47,18 @@ class Recipe:
     num_statistics: int = 2000
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch_size",
-            "steps",
-            "hidden",
-            "blocks",
-            "embedding_dim",
-            "validate_every",
-        ):
-            self._require(
-                name,
-                isinstance(getattr(self, name), int) and getattr(self, name) >= 1,
-                "a whole number of at least 1",
-            )
-        self._require("num_statistics", self.num_statistics >= 100, "a whole number of at least 100")
-        for name in ("sigma", "learning_rate", "clip"):
-            self._require(name, getattr(self, name) > 0, "a positive number")
-        self._require("validation_fraction", 0 < self.validation_fraction < 1, "a number between 0 and 1")
+        least = dict.fromkeys(
+            ("epochs", "batch_size", "validate_every", "steps", "hidden", "blocks", "embedding_dim"), 1
+        )
+        for name, least_value in (least | {"num_statistics": 100}).items():
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            self._require(name, whole and value >= least_value, f"a whole number of at least {least_value}")
+        for name in ("sigma", "learning_rate", "clip", "validation_fraction"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and math.isfinite(value)
+            self._require(name, number and value > 0, "a positive number")
+        self._require("validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
         Solver(self.solver, self.steps)
 
     def _require(self, name: str, ok: bool, expected: str) -> None:
