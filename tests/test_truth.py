@@ -85,8 +85,9 @@ def test_shuffled_pairs_are_not_believed(gaussian, seed):
     )
     draws = posterior.sample_batched((200,), x=task.test_set(100, seed)[1], seed=0, show_progress_bars=False)
     spread = posterior.corrector.space.to_z(draws).std(0).mean(0)  # in units of the prior's spread
-    # the spread of 160 training θ is itself known to 1/√320 = 5.6 %, and the smallest of three is looked at
-    assert float(spread.min()) > 1 - 2.5 / 320**0.5
+    # the spread of 160 training θ is itself known to 1/√320 = 5.6 %
+    assert float(spread.mean()) > 1 - 2 / 320**0.5
+    assert float(spread.min()) > 0.75
 
 
 def test_pendulum_draws_lie_inside_the_prior():
