@@ -85,7 +85,8 @@ def test_shuffled_pairs_are_not_believed(gaussian, seed):
     )
     draws = posterior.sample_batched((200,), x=task.test_set(100, seed)[1], seed=0, show_progress_bars=False)
     spread = posterior.corrector.space.to_z(draws).std(0).mean(0)  # in units of the prior's spread
-    # the spread of 160 training θ is itself known to 1/√320 = 5.6 %
+    # the spread of 160 training θ is itself known to 1/√320 = 5.6 %; single parameters have been seen at 0.85, so what is
+    # asked of each is only that it is not confidently sharp
     assert float(spread.mean()) > 1 - 2 / 320**0.5
     assert float(spread.min()) > 0.75
 
