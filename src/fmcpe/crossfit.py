@@ -34,6 +34,9 @@ from fmcpe.warm import MANY_NUMBERS, WarmChain, summary_for
 MOST_DRAWS, ALL_DRAWS = 64, 20_000
 """Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
 
+FEWEST_FOR_FLOWS = 30
+"""Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
+
 
 class CrossFit:
     """One fit of the default recipe.
@@ -154,7 +157,7 @@ class CrossFit:
                 FMCPEWarning,
                 stacklevel=4,
             )
-        elif stages != "x-only":
+        elif stages != "x-only" and len(self.theta) >= FEWEST_FOR_FLOWS:
             with self._timed("flows"):
                 members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
                 evidence[f"{kept}, flows"] = left_out(carried, self.z)

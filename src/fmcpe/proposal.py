@@ -323,7 +323,9 @@ class PriorProposal(Proposal):
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         inside = self._inside(theta)
         density = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
-        density[inside] = self.prior.log_prob(theta[inside]).to(density)
+        # a uniform prior forgets θ: its gradient is zero, not missing
+        flat = 0.0 * theta[inside].sum(-1)
+        density = density.index_put((inside,), self.prior.log_prob(theta[inside]).to(density) + flat)
         return density[:, None].expand(-1, x.shape[0])
 
     def _may_leak(self) -> bool:

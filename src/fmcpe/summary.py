@@ -208,7 +208,7 @@ def _budget(pairs: int, numbers: int) -> tuple[int, int, int]:
     steps = round(70 + 130 * math.log10(pairs))
     if numbers > 1000:
         return steps // 2, 24, 24
-    return steps, 64 if pairs < 500 else 128, 64
+    return (steps, 64, 128) if pairs < 500 else (steps, 128, 64)
 
 
 def _row(stacked: dict[str, Tensor], index: int) -> dict[str, Tensor]:
