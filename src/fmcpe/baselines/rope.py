@@ -45,7 +45,7 @@ MATCHING = Training(
     training_batch_size=100,
     learning_rate=1e-3,
     validation_fraction=0.2,
-    stop_after_epochs=30,
+    stop_after_epochs=100,
     one_cycle=False,
     keep_start=True,
 )
@@ -68,6 +68,8 @@ class RoPE:
         device: Where it all happens.
     """
 
+    POOL = 5000
+
     def __init__(
         self,
         posterior: Any,
@@ -76,7 +78,7 @@ class RoPE:
         *,
         gamma: float = 0.02,
         rho: float = 0.2,
-        num_simulations: int = 5000,
+        num_simulations: int = POOL,
         simulations: tuple[Any, Any] | None = None,
         num_targets: int = 64,
         training: Training | None = None,
