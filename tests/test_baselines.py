@@ -66,6 +66,40 @@ def test_rope_with_much_entropy_is_the_prior(well_specified):
     assert torch.allclose(posterior.log_prob(grid, x=y[0]), task.prior.log_prob(grid), atol=0.15)
 
 
+def test_rope_has_both_limits_on_the_gaussian_task():
+    """Data reduced to E[θ|x], a perfect embedding of three numbers, on both sides the same.
+
+    Without entropy the answer is the posterior at the nearest of K simulations: eight times as many halve the error. With much
+    of it, it is the prior.
+    """
+    task = tasks.get("gaussian")
+    at_zero = task.reference_posterior(torch.zeros(10), "simulator")
+    offset, root = at_zero.mean.float(), torch.linalg.cholesky(at_zero.cov).float()
+    gain = torch.stack([task.reference_posterior(e, "simulator").mean.float() - offset for e in torch.eye(10)])
+    base = as_proposal(lambda s: s + torch.randn_like(s) @ root.T, task.prior)
+
+    def reduced(theta):
+        return offset + task.simulator(theta) @ gain
+
+    torch.manual_seed(0)
+    theta = task.prior.sample((350,))
+    y = reduced(theta)
+
+    def answer(**settings):
+        posterior = baselines.RoPE(base, reduced, **settings).fit(theta[:50], y[:50], **QUIET)
+        draws = posterior.sample_batched((500,), x=y[50:], seed=0, show_progress_bars=False)
+        return draws.mean(0) - y[50:], draws.std(0).mean(0)
+
+    std, prior_std = at_zero.cov.diagonal().sqrt().float(), task.prior.stddev
+    few, many = (answer(gamma=1e-5, rho=0.0, num_simulations=k) for k in (625, 5000))
+    errors = [(error / std).square().mean(0) - 1 / 500 for error, _ in (few, many)]  # less that of a mean of 500 draws
+    # each mean square of 300 observations is known to some 10 %, their ratio's root to 7 %
+    assert float((errors[1].sum() / errors[0].sum()).sqrt()) == pytest.approx(0.5, abs=0.12)
+    assert torch.allclose(many[1] / std, torch.ones(3), atol=0.03)
+    _, flat = answer(gamma=1e3, rho=1e4)
+    assert torch.allclose(flat / prior_std, torch.ones(3), atol=0.04)  # 5000 simulations: 0.01
+
+
 def test_ropes_density_is_that_of_its_draws(well_specified):
     task, base, _, _, pairs, y = well_specified
     posterior = baselines.RoPE(base, task.simulator, gamma=0.05, rho=0.1, num_simulations=300).fit(*pairs, **QUIET)
