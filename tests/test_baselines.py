@@ -150,6 +150,16 @@ def test_rope_learns_the_offset_through_its_embedding():
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_rope_around_a_function_is_saved_without_it(well_specified, tmp_path):
+    task, base, *_, pairs, y = well_specified
+    posterior = baselines.RoPE(base, task.simulator, num_simulations=200).fit(*pairs, **QUIET)
+    path = posterior.save(tmp_path / "run.fmcpe")
+    with pytest.raises(ValueError, match="posterior="):
+        fmcpe.load(path)
+    loaded = fmcpe.load(path, posterior=base)
+    assert torch.equal(loaded.sample_batched((5,), x=y, seed=0), posterior.sample_batched((5,), x=y, seed=0))
+
+
 def test_rope_without_a_simulator(well_specified, base_with_embedding, pairs):
     task, base, *_, calibration, y = well_specified
     theta = task.prior.sample((300,))
