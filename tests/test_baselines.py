@@ -198,10 +198,10 @@ def test_with_many_pairs_mfnpe_approaches_dpe_and_both_the_truth():
         return float(((a - b) / std).square().mean().sqrt())
 
     # 800 training pairs tell a mean function of a dozen effective numbers to √(12 / 800) = 0.12 deviations; 400 draws, 0.05
-    assert apart(answers["base"][0], mean) > 3.0
+    assert apart(answers["base"][0], mean) > 2.5  # λ / 1.09, and a deviation is 0.29: 3.2
     assert apart(answers["dpe"][0], mean) < 0.3
     assert apart(answers["mf-npe"][0], mean) < 0.3
-    assert apart(answers["mf-npe"][0], answers["dpe"][0]) < 0.3
+    assert apart(answers["mf-npe"][0], answers["dpe"][0]) < 0.3 * math.sqrt(2)
     for name in ("dpe", "mf-npe"):
         assert float(answers[name][1].mean()) == pytest.approx(std, rel=0.15)
 
