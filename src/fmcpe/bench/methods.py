@@ -1,0 +1,109 @@
+"""Every method that is compared, by the name it has in tables: the baselines, and FMCPE with its ablations.
+
+``METHODS[name](base, task, simulations)`` gives something with ``.fit(theta, y, seed=..., show_progress_bars=...)``, whatever
+the method needs: the base posterior, the task's simulator, its prior and its embedding, or simulations that were run before.
+Nothing is trained before `fit`.
+
+| name | |
+| --- | --- |
+| ``npe`` | the base posterior at y |
+| ``dpe`` | trained on the pairs alone |
+| ``mf-npe`` | the base posterior, fine-tuned on the pairs |
+| ``rope`` | mixture over simulations by optimal transport |
+| ``nnpe`` | trained on noisy simulations |
+| ``j-npe`` | trained on simulations and pairs together |
+| ``fmcpe`` | the default recipe, both flows jointly |
+| ``fmcpe-sequential`` | u_X first, then u_Θ |
+| ``fmcpe-x-only`` | u_X alone |
+| ``fmcpe-theta-only`` | u_Θ alone |
+| ``fmcpe-paper`` | the recipe of the paper |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fmcpe._random import seeded
+from fmcpe.baselines import DPE, JNPE, MFNPE, NNPE, NPE, RoPE
+from fmcpe.correction import FMCPE, Stages
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.tasks.base import Task
+
+Simulations = tuple[Tensor, Tensor]
+
+
+class Method(Protocol):
+    """What `METHODS` gives."""
+
+    def fit(
+        self, theta: Any, y: Any, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """A posterior from calibration pairs."""
+        ...
+
+
+Factory = Callable[[Any, Task, Simulations | None], Method]
+
+
+def _npe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return NPE(base, task.prior)
+
+
+def _dpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return DPE(task.prior, task.embedding_net())
+
+
+def _mfnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return MFNPE(base, task.prior)
+
+
+def _rope(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    pool = _from_simulation_prior(task, simulations, RoPE.POOL)
+    return RoPE(base, task.simulator, task.prior, simulations=pool and (pool[0][: RoPE.POOL], pool[1][: RoPE.POOL]))
+
+
+def _nnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    given = _from_simulation_prior(task, simulations)
+    return NNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
+
+
+def _jnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    given = _from_simulation_prior(task, simulations)
+    return JNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
+
+
+def _from_simulation_prior(task: Task, simulations: Simulations | None, number: int = 50_000) -> Simulations | None:
+    """Those that came; else none, and the method simulates for itself, unless simulations have a prior of their own."""
+    if simulations is not None or task.simulation_prior is task.prior:
+        return simulations
+    with seeded(0):
+        theta = task.simulation_prior.sample((number,))
+        return theta, task.simulator(theta)
+
+
+def _fmcpe(recipe: str = "default", stages: Stages = "joint") -> Factory:
+    def factory(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+        return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)
+
+    return factory
+
+
+METHODS: dict[str, Factory] = {
+    "npe": _npe,
+    "dpe": _dpe,
+    "mf-npe": _mfnpe,
+    "rope": _rope,
+    "nnpe": _nnpe,
+    "j-npe": _jnpe,
+    "fmcpe": _fmcpe(),
+    "fmcpe-sequential": _fmcpe(stages="sequential"),
+    "fmcpe-x-only": _fmcpe(stages="x-only"),
+    "fmcpe-theta-only": _fmcpe(stages="theta-only"),
+    "fmcpe-paper": _fmcpe(recipe="paper"),
+}
+
+WITHOUT_PAIRS = frozenset({"npe", "nnpe"})
+"""Methods whose answer is the same whatever the pairs are; a benchmark fits them once."""
