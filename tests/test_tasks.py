@@ -78,6 +78,14 @@ def test_sets_are_nested_reproducible_and_disjoint(task):
     assert len(torch.cat([theta, test_theta, other_theta]).unique(dim=0)) == 3 * (BLOCK + 50)
 
 
+def test_paired_simulations_come_where_y_is_built_from_one(task):
+    if task.name != "gaussian-ci":
+        with pytest.raises(NotImplementedError, match=rf"'{task.name}' is not built from a simulation"):
+            task.calibration_set(3, seed=0, paired=True)
+        return
+    assert [len(rows) for rows in task.calibration_set(BLOCK + 1, seed=0, paired=True)] == [BLOCK + 1] * 3
+
+
 def test_sets_follow_the_real_process(task):
     n = 1000 if len(task.x_shape) == 3 else 4000
     with seeded(0):
