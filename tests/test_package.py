@@ -49,12 +49,14 @@ assert state() == before
     python(before_and_after)
 
 
-def test_every_public_name_exists():
-    for name in fmcpe.__all__:
-        assert getattr(fmcpe, name) is not None
-    assert set(fmcpe.__all__) <= set(dir(fmcpe))
+@pytest.mark.parametrize("module", [fmcpe, fmcpe.tasks])
+def test_every_public_name_exists(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(module.__all__) <= set(dir(module))
+    assert callable(fmcpe.tasks.download)  # and not a module of that name
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = fmcpe.nonsense
+        _ = module.nonsense
 
 
 def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path, capsys):

@@ -174,6 +174,20 @@ def test_ranks_are_uniform(task, side):
     assert min(rank_p_values(task, side, pairs)) > 1e-3
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian-prior", {"delta": -1.0, "alpha": 0.5}),
+        ("wind-tunnel-prior", {"tau": 0.5}),
+        ("gaussian-ci", {"alpha": 0.0}),
+        ("gaussian-ci", {"alpha": 5.0}),
+    ],
+)
+def test_ranks_are_uniform_with_other_options(name, options, side):
+    assert min(rank_p_values(tasks.get(name, **options), side, 150)) > 1e-3
+
+
 # With large noise the prior of A decides, and a wrong volume element of (A, φ) shows; with the default it cannot.
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)

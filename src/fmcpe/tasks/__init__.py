@@ -84,3 +84,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"fmcpe.tasks.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fmcpe.tasks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

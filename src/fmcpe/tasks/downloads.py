@@ -17,6 +17,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from fmcpe.tasks.chambers import IMAGES, IMPULSES, read_images, read_impulses
 
 _DATASETS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -68,7 +70,9 @@ def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None]
         # In the same folder, so that the last step is a rename, which cannot be half done.
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
             archive, unpacked = Path(scratch, "archive.zip"), Path(scratch, "unpacked")
-            _fetch(chunks, archive, md5, url, name)
+            # A bar appears if it takes long.
+            with tqdm(desc=name, total=length, unit="B", unit_scale=True, delay=2, leave=False) as bar:
+                _fetch(chunks, archive, md5, url, name, bar.update)
             _unpack(archive, unpacked, name, read)
             if target.exists():
                 target.rmdir()  # it is empty, or there would have been an error before
@@ -140,7 +144,9 @@ def _opened(url: str, name: str) -> Iterator[tuple[int | None, Iterator[bytes]]]
         yield int(length) if length.isdigit() else None, reply.iter_content(_CHUNK)
 
 
-def _fetch(chunks: Iterator[bytes], path: Path, md5: str, url: str, name: str) -> None:
+def _fetch(
+    chunks: Iterator[bytes], path: Path, md5: str, url: str, name: str, progress: Callable[[int], object]
+) -> None:
     """Write the bytes to `path` and compare their checksum."""
     digest, count = hashlib.md5(usedforsecurity=False), 0
     try:
@@ -148,6 +154,7 @@ def _fetch(chunks: Iterator[bytes], path: Path, md5: str, url: str, name: str) -
             for chunk in chunks:
                 digest.update(chunk)
                 count += file.write(chunk)
+                progress(len(chunk))
     except OSError as error:  # those of requests are among them
         raise ConnectionError(
             f"{name} broke off after {count / 1e6:.1f} MB from {url} ({error}). Nothing was kept; try again."
