@@ -35,6 +35,7 @@ class Server:
     def __init__(self, archive: bytes):
         self.serve(archive)
         self.status, self.missing_bytes, self.sizeless = 200, 0, False
+        self.directory = ""
         self.fetched: list[str] = []
 
     def serve(self, archive: bytes, md5: str | None = None) -> None:
@@ -81,7 +82,8 @@ def server(tmp_path, monkeypatch):
         if not url.endswith("directory.yaml"):
             return get(url, **options)
         directory.status_code = 200
-        directory._content = f"datasets: {{{IMPULSES[0]}: {{url: '{state.url}', md5: '{state.md5}'}}}}".encode()
+        listed = f"datasets: {{{IMPULSES[0]}: {{url: '{state.url}', md5: '{state.md5}'}}}}"
+        directory._content = (state.directory or listed).encode()
         return directory
 
     monkeypatch.setenv("NO_PROXY", "*")
@@ -194,6 +196,19 @@ def test_folders_that_are_empty_or_incomplete_are_not_trusted(server, tmp_path):
         tasks.download("wind-tunnel", tmp_path / "data")
     assert len(server.fetched) == 1
     assert len(path.read_text()) == 2000  # what is not ours to remove is left alone
+
+
+@pytest.mark.parametrize("page", ["<html>Please log in</html>", "datasets: {", "<p>a: b: c</p>"])
+def test_a_page_in_place_of_the_list_of_data_sets_is_no_network(server, tmp_path, page):
+    server.directory = page
+    with pytest.raises(ConnectionError, match=r"list of data sets .* a network was expected"):
+        tasks.download("wind-tunnel", tmp_path / "data")
+
+
+def test_data_sets_that_are_not_listed_any_more_are_named(server, tmp_path):
+    server.directory = "datasets: {another: {}}"
+    with pytest.raises(FileNotFoundError, match=f"no data set '{IMPULSES[0]}' any more"):
+        tasks.download("wind-tunnel", tmp_path / "data")
 
 
 def test_downloads_without_network_or_package_say_so(server, tmp_path, monkeypatch, capsys):

@@ -100,7 +100,7 @@ def _address(name: str) -> tuple[str, str]:
     try:
         with quiet:
             import causalchamber  # noqa: F401
-            import requests
+            import requests  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"{error.name!r} is not installed, but downloads are made with it; type: pip install 'fmcpe[chambers]'."
@@ -108,18 +108,20 @@ def _address(name: str) -> tuple[str, str]:
     try:
         with quiet:
             import causalchamber.datasets.main as datasets
-    except (requests.RequestException, OSError) as error:
+        listed = dict(datasets.directory["datasets"])
+    except (
+        Exception
+    ) as error:  # no network, an error page, or the log-in page of a hotel: each breaks it in its own way
         raise ConnectionError(
             f"The list of data sets could not be fetched ({type(error).__name__}), and a network was expected. Try again, or "
             f"{_ELSEWHERE.format(name=name)}."
         ) from error
-    if name not in datasets.directory["datasets"]:
+    if name not in listed:
         raise FileNotFoundError(
             f"The causal chambers' directory has no data set {name!r} any more; look for it at https://causalchamber.org, "
             "and pass its folder as data=."
         )
-    entry = datasets.directory["datasets"][name]
-    return entry["url"], entry["md5"]
+    return listed[name]["url"], listed[name]["md5"]
 
 
 @contextlib.contextmanager
