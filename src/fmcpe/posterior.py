@@ -147,7 +147,7 @@ class CorrectedPosterior(NeuralPosterior):
         x: Any = None,
         *,
         track_gradients: bool = False,
-        num_source_samples: int = 256,
+        num_source_samples: int | None = None,
         seed: int | None = 0,
         **sbi_options: Any,
     ) -> Tensor:
@@ -177,7 +177,7 @@ class CorrectedPosterior(NeuralPosterior):
         x: Any,
         *,
         track_gradients: bool = False,
-        num_source_samples: int = 256,
+        num_source_samples: int | None = None,
         seed: int | None = 0,
         **sbi_options: Any,
     ) -> Tensor:
@@ -197,8 +197,9 @@ class CorrectedPosterior(NeuralPosterior):
         ]
         return torch.stack(columns, dim=1)
 
-    def _source(self, y: Tensor, num_source_samples: int, seed: int | None) -> tuple[Tensor, Tensor]:
+    def _source(self, y: Tensor, num_source_samples: int | None, seed: int | None) -> tuple[Tensor, Tensor]:
         """The components x̃ of the mixture that `log_prob` is made of, for one prepared observation."""
+        num_source_samples = self.corrector.proposal.components if num_source_samples is None else num_source_samples
         if num_source_samples < 1:
             raise ValueError(f"num_source_samples={num_source_samples} came; at least 1 was expected. Try 256.")
         with seeded(seed):
@@ -253,7 +254,7 @@ class CorrectedPosterior(NeuralPosterior):
         if x is None and self._best is not None and not force_update:
             return self._best
         y, space = self._observation(x), self.corrector.space
-        mixture = self._source(y, 256, seed=0)
+        mixture = self._source(y, None, seed=0)
 
         def log_density(z: Tensor) -> Tensor:
             return self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)

@@ -39,6 +39,9 @@ class Proposal(ABC):
         x_shape: Shape of one x, or None where the object does not know.
     """
 
+    components = 256
+    """Draws of x̃ in the mixture that is the corrected density, where nobody says how many."""
+
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
         self.prior, self.x_shape = prior, x_shape
         self.fraction_clamped = 0.0
@@ -209,7 +212,9 @@ class SummaryProposal(DensityProposal):
 class VectorFieldProposal(Proposal):
     """An sbi `VectorFieldPosterior` (FMPE, NPSE): its probability-flow ODE with a fixed number of steps."""
 
-    def __init__(self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int = 30) -> None:
+    components = 32  # each costs an ODE and its Jacobians
+
+    def __init__(self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int = 20) -> None:
         self.estimator = posterior.vector_field_estimator.eval()
         # noise is at t_max, θ at t_min
         self.solver = Solver("midpoint", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
