@@ -218,6 +218,12 @@ def test_wrong_settings_are_refused(base):
         FMCPE(base, simulate, recipe="best")
     with pytest.raises(ValueError, match="joint"):
         FMCPE(base, simulate, stages="both")
+    with pytest.raises(TypeError, match="BoxUniform"):
+        FMCPE(base, simulate, prior="uniform")
+    with pytest.raises(ValueError, match="cpu"):
+        FMCPE(base, simulate, device="tpu")
+    with pytest.raises(TypeError, match="seed=0"):
+        fit(base, pairs_of(10), seed="a")
     with pytest.raises(ValueError, match="simulations"):
         fmcpe.train_npe(simulate, PRIOR, num_simulations=5)
     with pytest.raises(ValueError, match="embedding_net"):

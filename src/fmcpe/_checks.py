@@ -195,3 +195,16 @@ class CheckedSimulator:
                 "prior."
             )
         return x
+
+
+def as_device(device: str | torch.device) -> torch.device:
+    """A device that is there."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f'device={device!r} came, which this machine does not have ({reason}); try device="cpu".'
+        ) from error
+    return found

@@ -21,6 +21,9 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
+    if not isinstance(seed, int | np.integer):
+        raise TypeError(f"seed={seed!r} came; a whole number or None was expected, e.g. seed=0.")
+    seed = int(seed)
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
 
-from fmcpe._checks import CheckedSimulator, as_pairs
+from fmcpe._checks import CheckedSimulator, as_device, as_pairs
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.chain import Chain
@@ -76,12 +76,13 @@ class FMCPE:
         embedding_net: nn.Module | None = None,
         device: str = "cpu",
     ) -> None:
-        self.proposal = as_proposal(posterior, prior).to(device)
+        self.device = as_device(device)
+        self.proposal = as_proposal(posterior, prior).to(self.device)
         self.simulator = simulator
         self.recipe = _as_recipe(recipe)
         if stages not in get_args(Stages):
             raise ValueError(f"stages={stages!r} came; one of {get_args(Stages)} was expected.")
-        self.stages, self.embedding_net, self.device = stages, embedding_net, torch.device(device)
+        self.stages, self.embedding_net = stages, embedding_net
 
     def fit(
         self, theta: Any, y: Any, x: Any = None, *, seed: int | None = None, show_progress_bars: bool = True

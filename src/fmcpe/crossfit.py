@@ -85,7 +85,7 @@ class CrossFit:
         self.folds = order % min(recipe.folds, number)
         # closed forms are cheap: with few pairs, more folds leave out less
         self.small_folds = order % min(10, number) if number <= 100 else self.folds
-        self.copies = max(16, min(MOST_DRAWS, ALL_DRAWS // number))
+        self.copies = max(16, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
         self.tuned: TunedProposal | None = None
 
     # ------------------------------------------------------------------ ways to start

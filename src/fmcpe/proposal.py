@@ -349,6 +349,10 @@ def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Cal
     Returns:
         A `Proposal`.
     """
+    if prior is not None and not isinstance(prior, Distribution):
+        raise TypeError(
+            f"prior is a {type(prior).__name__}; a torch distribution was expected, e.g. sbi.utils.BoxUniform(low, high)."
+        )
     if isinstance(posterior, Proposal):
         return posterior
     if isinstance(posterior, DirectPosterior):
