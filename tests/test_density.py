@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from fmcpe import tasks
+from fmcpe.adapters import as_proposal
 from fmcpe.corrector import Corrector
 from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
 

@@ -8,7 +8,7 @@ from sbi.inference.posteriors import EnsemblePosterior
 from torch.distributions import MultivariateNormal
 
 from fmcpe import FMCPE, as_proposal
-from fmcpe.proposal import CallableProposal, DensityProposal, EnsembleProposal, VectorFieldProposal
+from fmcpe.adapters import CallableProposal, DensityProposal, EnsembleProposal, VectorFieldProposal
 
 X = torch.tensor([[0.5, 2.0, 1.0], [-1.0, 0.5, -0.8]])
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fmcpe import baselines, diagnostics, metrics, tasks
     from fmcpe._errors import FMCPEWarning
+    from fmcpe.adapters import as_proposal
     from fmcpe.correction import FMCPE
     from fmcpe.io import load
     from fmcpe.npe import train_npe
     from fmcpe.posterior import CorrectedPosterior
-    from fmcpe.proposal import as_proposal
     from fmcpe.recipe import Recipe
 
 __version__ = "0.1.0"
@@ -22,7 +22,7 @@ _HOMES = {
     "FMCPEWarning": "fmcpe._errors",
     "CorrectedPosterior": "fmcpe.posterior",
     "Recipe": "fmcpe.recipe",
-    "as_proposal": "fmcpe.proposal",
+    "as_proposal": "fmcpe.adapters",
     "load": "fmcpe.io",
     "train_npe": "fmcpe.npe",
 }

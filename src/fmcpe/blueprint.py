@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
-from fmcpe.proposal import DensityProposal, PriorProposal, Proposal, as_proposal
+from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.source import Move, Step
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser

@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from fmcpe._checks import CheckedSimulator, as_device, as_pairs
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
+from fmcpe.adapters import as_proposal
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
 from fmcpe.crossfit import CrossFit
@@ -37,7 +38,7 @@ from fmcpe.flow import matching_loss
 from fmcpe.networks import VelocityField, embedding_for, embedding_width
 from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import Proposal, as_proposal
+from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
 

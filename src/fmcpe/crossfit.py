@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe._errors import FMCPEWarning
+from fmcpe.adapters import DensityProposal, PriorProposal
 from fmcpe.evidence import PRIOR, Evidence, choose, is_informed, left_out
 from fmcpe.ode import Solver
-from fmcpe.proposal import DensityProposal, PriorProposal, Proposal
+from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.source import fit_move, fit_step

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from fmcpe._checks import parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
+from fmcpe.adapters import SummaryProposal
 from fmcpe.blueprint import build_base, build_chain, describe_base, describe_chain, made_by_train_npe, under
-from fmcpe.proposal import SummaryProposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from tqdm.auto import tqdm
 
-from fmcpe.proposal import DensityProposal, EnsembleProposal, Proposal
+from fmcpe.adapters import DensityProposal, EnsembleProposal
+from fmcpe.proposal import Proposal
 from fmcpe.roughen import distort, draw_levels, roughness_of
 
 LEVEL = 0.5

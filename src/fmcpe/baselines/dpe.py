@@ -15,10 +15,10 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
+from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import asked_at_y
 from fmcpe.npe import FlowSize, fit_npe
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 from fmcpe.training import Training
 
 FEW_PAIRS = Training(

@@ -18,10 +18,10 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs, as_tensor
 from fmcpe._random import seeded
+from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import SimulationTrained, asked_at_y
 from fmcpe.npe import FlowSize, Rows, SimulationsOnDemand, fit_npe
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 from fmcpe.training import Training
 
 

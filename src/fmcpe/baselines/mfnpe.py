@@ -17,9 +17,9 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
+from fmcpe.adapters import DensityProposal
 from fmcpe.baselines.common import asked_at_y
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import DensityProposal
 from fmcpe.training import Training, train
 
 FINE_TUNING = Training(

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
+from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import SimulationTrained, asked_at_y
 from fmcpe.npe import FlowSize, fit_npe
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 from fmcpe.training import Training
 
 LIMIT = 100.0

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.distributions import Distribution
 
+from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import asked_at_y
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 
 
 class NPE:

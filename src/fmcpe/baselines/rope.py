@@ -32,10 +32,10 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import CheckedSimulator, as_pairs
 from fmcpe._random import seeded
+from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import parameter_space
 from fmcpe.npe import simulate
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import as_proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import FlatStandardiser
 from fmcpe.training import Training, train
