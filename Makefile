@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -e '.[dev,chambers]'
+	@$(PIP) -e '.[dev,chambers,dask]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture
