@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from fmcpe import __version__
-from fmcpe.cli import demo
+from fmcpe.cli import bench, demo
 
-COMMANDS = {"demo": demo}
+COMMANDS = {"demo": demo, "bench": bench}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
