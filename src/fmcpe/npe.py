@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import embedding_width
+from fmcpe.simulations import simulate
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def train_npe(
     seed: int | None = None,
     *,
     simulations: tuple[Any, Any] | None = None,
+    dask: Any = None,
     max_num_epochs: int = 20,
     training_batch_size: int = 512,
     learning_rate: float = 5e-3,
@@ -133,6 +135,7 @@ def train_npe(
         embedding_net: Network that summarises x before the flow sees it; needed for images and advised for series.
         seed: Makes the training reproducible; torch's global generator is left as it was.
         simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        dask: Address of a Dask scheduler, or a client: the simulations are run on that cluster, see `fmcpe.simulate`.
         max_num_epochs: Length of the schedule: the rate rises to `learning_rate` and falls to zero over so many epochs.
         training_batch_size: Simulations per gradient step.
         learning_rate: Peak of the schedule.
@@ -149,7 +152,7 @@ def train_npe(
     flow = flow or FlowSize()
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
-        theta, x = _simulate(simulator, prior, num_simulations, simulations)
+        theta, x = _simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
         if embedding_net is not None:
             embedding_width(embedding_net, tuple(x.shape[1:]))
         elif x.ndim > 2:
@@ -169,8 +172,9 @@ def train_npe(
 
 
 def _simulate(
-    simulator: Callable[[Tensor], Any] | None, prior: Distribution, number: int, given: tuple[Any, Any] | None
-) -> tuple[Tensor, Tensor | SimulationsOnDemand]:
+    simulator: Callable[[Tensor], Any] | None, prior: Distribution, number: int, given: tuple[Any, Any] | None,
+    dask: Any, show_progress_bars: bool,
+) -> tuple[Tensor, Tensor | SimulationsOnDemand]:  # fmt: skip
     if given is not None:
         theta, x = as_tensor(given[0], "theta"), as_tensor(given[1], "x")
         if theta.ndim != 2 or theta.shape[0] != x.shape[0]:
@@ -189,6 +193,10 @@ def _simulate(
     if number < 100:
         raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
     theta = prior.sample((number,)).to(torch.float32)
+    if dask is not None:
+        return theta, simulate(
+            simulator, theta, dask=dask, batch_size=max(1, number // 200), show_progress_bars=show_progress_bars
+        )
     checked = CheckedSimulator(simulator, None)
     with seeded(0):  # a look at the shape must not shift the noise of what follows
         shape = checked(theta[:2]).shape[1:]

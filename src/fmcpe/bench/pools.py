@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from typing import Any, Protocol
 
+from fmcpe._cluster import connect
+
 
 class Pool(Protocol):
     """Processes that do units."""
@@ -89,20 +91,6 @@ class DaskPool:
     def close(self) -> None:
         """Leave the cluster, which goes on without us."""
         self._client.close()
-
-
-def connect(address: Any) -> Any:
-    """A dask client: of the scheduler at an address, or the one given."""
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ValueError("dask is not installed; it was expected. Type pip install 'fmcpe[dask]'.") from error
-    if isinstance(address, Client):
-        return address
-    try:
-        return Client(address, timeout="10s")
-    except (OSError, TimeoutError) as error:
-        raise OSError(f"no dask scheduler answers at {address!r} ({error}). Start one with dask scheduler.") from error
 
 
 def _die_with_parent(parent: int) -> None:
