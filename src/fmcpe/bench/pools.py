@@ -64,7 +64,7 @@ class LocalPool:
 
     def close(self) -> None:
         """Kill the processes: what they would return is not wanted any more."""
-        self._executor.shutdown(wait=False, kill_workers=True)
+        self._executor.shutdown(wait=True, kill_workers=True)
 
 
 class DaskPool:
