@@ -7,6 +7,7 @@ from torch import nn
 
 import fmcpe
 from fmcpe import FMCPE, Recipe, baselines
+from fmcpe.training import Training
 
 # small networks on few cores: threads cost more than they give, and they make runs of the suite side by side crawl
 torch.set_num_threads(1)
@@ -50,7 +51,11 @@ def base_with_embedding():
     return fmcpe.train_npe(simulate, PRIOR, 4000, net, seed=0, max_num_epochs=8, show_progress_bars=False)
 
 
-KINDS = ("joint", "sequential", "x-only", "theta-only", "summary", "npe")
+FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
+BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
+KINDS = FLOWS + BASELINES
+SHORT = Training(max_num_epochs=8)
+"""For baselines that train on simulations: as long as `base` is trained."""
 
 
 @pytest.fixture(scope="session")
@@ -58,14 +63,23 @@ def posteriors(base, base_with_embedding, pairs):
     """Every kind of posterior in the library, by name, made when first asked for."""
     made = {}
 
+    def method(kind):
+        if kind in FLOWS:
+            start = base_with_embedding if kind == "summary" else base
+            return FMCPE(start, simulate, recipe=TINY, stages="joint" if kind == "summary" else kind)
+        return {
+            "npe": lambda: baselines.NPE(base),
+            "dpe": lambda: baselines.DPE(PRIOR),
+            "mf-npe": lambda: baselines.MFNPE(base),
+            "rope": lambda: baselines.RoPE(base, simulate, num_simulations=300),
+            "rope-summary": lambda: baselines.RoPE(base_with_embedding, simulate, num_simulations=300),
+            "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 4000, training=SHORT),
+            "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 4000, training=SHORT),
+        }[kind]()
+
     def get(kind):
         if kind not in made:
-            if kind == "npe":
-                made[kind] = baselines.NPE(base).fit(*pairs)
-            else:
-                start = base_with_embedding if kind == "summary" else base
-                method = FMCPE(start, simulate, recipe=TINY, stages="joint" if kind == "summary" else kind)
-                made[kind] = method.fit(*pairs, seed=0, show_progress_bars=False)
+            made[kind] = method(kind).fit(*pairs, seed=0, show_progress_bars=False)
         return made[kind]
 
     return get

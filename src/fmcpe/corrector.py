@@ -6,8 +6,9 @@ Training (`fmcpe.correction`) and drawing (`fmcpe.posterior`) walk the same chai
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fmcpe.chain import Chain
 from fmcpe.flow import transport, transport_back_with_logdet
 from fmcpe.networks import VelocityField
 from fmcpe.ode import Solver
@@ -15,7 +16,7 @@ from fmcpe.proposal import Proposal
 from fmcpe.spaces import ParameterSpace, Standardiser
 
 
-class Corrector(nn.Module):
+class Corrector(Chain):
     r"""Both flows, the frozen base posterior, and the spaces they live in.
 
     Args:
@@ -78,6 +79,11 @@ class Corrector(nn.Module):
             context = self.u_theta.embed(self.y_scale(y)).repeat_interleave(copies, dim=0)
             z = transport(self.u_theta, z, context, self.solver)
         return self.space.to_theta(z)
+
+    def source(self, y: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Draws of x̃, and the log mass of each inside the support. Without u_X, y itself is the one component."""
+        x = self.draw_x(y, 1 if self.u_x is None else number)
+        return x, self.proposal.log_acceptance(x)
 
     def log_prob(self, theta: Tensor, y: Tensor, x: Tensor, log_acceptance: Tensor) -> Tensor:
         r"""Log density of physical θ (N, p), inside the support, given one observation y (1, ...): (N,).

@@ -2,7 +2,8 @@
 
 A saved posterior is one safetensors file: the tensors, and in its header a JSON manifest with the format's version, the
 library's versions, the recipe, the shapes, and a description of each network. Nothing is pickled. A base posterior made
-by `fmcpe.train_npe` goes into the file; one from elsewhere does not, and `load` asks for it again.
+by `fmcpe.train_npe` goes into the file; one from elsewhere does not, and `load` asks for it again. Where that one has a
+density estimator, the weights of the file replace its own, in a copy: what was fine-tuned stays so.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ from fmcpe._checks import parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.architecture import build, build_prior, describe, describe_prior
+from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
 from fmcpe.proposal import DensityProposal, Proposal, SummaryProposal, as_proposal
 from fmcpe.recipe import Recipe
-from fmcpe.spaces import ParameterSpace, Standardiser
+from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
+from fmcpe.transport import TransportMixture
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
 FORMAT = 1
+_REQUIRED = {"recipe", "stages", "history", "num_pairs", "x_shape", "theta_dim", "embedding", "base", "summaries"}
 
 
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     """Write `posterior` to `path`, whole or not at all."""
     path, corrector = Path(path), posterior.corrector
-    field = corrector.u_theta or corrector.u_x
     base, base_tensors = _describe_base(corrector.proposal)
     if base["kind"] == "external" and _source(corrector.proposal) is not None:
         warnings.warn(
@@ -62,9 +65,9 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         "x_shape": list(posterior.observation_shape),
         "summaries": isinstance(corrector.proposal, SummaryProposal),
         "theta_dim": corrector.space.dim,
-        "embedding": None if field is None else describe(field.embedding),
+        "method": posterior.method,
         "base": base,
-    }
+    } | _describe_chain(corrector)
     tensors = {f"corrector.{k}": v for k, v in corrector.state_dict().items()} | base_tensors
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
@@ -121,29 +124,75 @@ def _rebuild(
             "Pass the base posterior that was corrected."
         )
 
+    if posterior is not None:
+        proposal = _with_weights(proposal, _under(tensors, "base."), path)
     proposal = proposal.summarised() if manifest["summaries"] else proposal
-    shape = shape if proposal.x_shape is None else proposal.x_shape
+    recipe = Recipe(**manifest["recipe"])
+    space = ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32))
+    state = _under(tensors, "corrector.")
+    if "transport" in manifest:
+        chain: Chain = _build_transport(manifest["transport"], proposal, space, state, shape)
+    else:
+        chain = _build_flows(manifest, proposal, space, recipe, shape, embedding_net, path)
+    chain.load_state_dict(state)
+    loaded = CorrectedPosterior(
+        chain.eval(),
+        recipe,
+        manifest["stages"],
+        manifest["history"],
+        manifest["num_pairs"],
+        manifest.get("method", "FMCPE"),
+    )
+    return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
-    recipe, stages = Recipe(**manifest["recipe"]), manifest["stages"]
+
+def _describe_chain(chain: Chain) -> dict[str, Any]:
+    """What the file says of how the chain was built."""
+    if isinstance(chain, TransportMixture):
+        embedded = not isinstance(chain.g, FlatStandardiser)
+        return {"embedding": None, "transport": {"gamma": chain.gamma, "rho": chain.rho, "embedded": embedded}}
+    assert isinstance(chain, Corrector)
+    field = chain.u_theta or chain.u_x
+    return {"embedding": None if field is None else describe(field.embedding)}
+
+
+def _build_transport(
+    says: dict[str, Any], proposal: Proposal, space: ParameterSpace, state: dict[str, Tensor], shape: torch.Size
+) -> TransportMixture:
+    # weights come from the file; the network is a copy of the base posterior's embedding, as it was when it was fitted
+    g = copy.deepcopy(proposal.embedding) if says["embedded"] else FlatStandardiser(torch.zeros(2, *shape))
+    assert g is not None
+    pool, features, company = (torch.empty_like(state[name]) for name in ("pool", "features", "company"))
+    return TransportMixture(proposal, space, g, pool, features, company, shape, says["gamma"], says["rho"])
+
+
+def _build_flows(
+    manifest: dict[str, Any],
+    proposal: Proposal,
+    space: ParameterSpace,
+    recipe: Recipe,
+    shape: torch.Size,
+    embedding_net: nn.Module | None,
+    path: str | Path,
+) -> Corrector:
+    shape = shape if proposal.x_shape is None else proposal.x_shape
+    stages = manifest["stages"]
 
     def field(size: int) -> VelocityField:
         net = _embedding(manifest["embedding"], embedding_net, path)
         return VelocityField(size, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
 
     placeholder = torch.zeros(2, *shape)
-    corrector = Corrector(
+    return Corrector(
         proposal,
-        ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32)),
+        space,
         Standardiser(placeholder),
         Standardiser(placeholder),
         u_x=None if stages in ("theta-only", "none") else field(shape.numel()),
-        u_theta=None if stages in ("x-only", "none") else field(dim),
+        u_theta=None if stages in ("x-only", "none") else field(space.dim),
         sigma=recipe.sigma,
         solver=Solver(recipe.solver, recipe.steps),
     )
-    corrector.load_state_dict(_under(tensors, "corrector."))
-    loaded = CorrectedPosterior(corrector.eval(), recipe, stages, manifest["history"], manifest["num_pairs"])
-    return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -166,17 +215,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} has format {manifest['format']}, written by fmcpe {manifest['versions']['fmcpe']}; this version reads "
             f"up to {FORMAT}. Upgrade with pip install --upgrade fmcpe."
         )
-    missing = {
-        "recipe",
-        "stages",
-        "history",
-        "num_pairs",
-        "x_shape",
-        "theta_dim",
-        "embedding",
-        "base",
-        "summaries",
-    } - set(manifest)
+    missing = _REQUIRED - set(manifest)
     if missing:
         raise ValueError(
             f"{path} has a manifest without {', '.join(sorted(missing))}; it was not written by posterior.save(...)."
@@ -193,6 +232,8 @@ def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor
         says["support"] = support[0]
         tensors |= {f"support.{k}": v for k, v in support[1].items()}
 
+    if isinstance(proposal, DensityProposal):
+        tensors |= {f"base.{k}": v for k, v in proposal.estimator.state_dict().items()}
     source = _source(proposal)
     if support is None or source is None:
         return says, tensors
@@ -201,7 +242,6 @@ def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor
     if prior is None or (source.embedding_net is not None and embedding is None):
         return says, tensors
     tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
-    tensors |= {f"base.{k}": v for k, v in source.posterior_estimator.state_dict().items()}
     return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
 
 
@@ -227,6 +267,21 @@ def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior:
     estimator = build_estimator(theta, x, prior, FlowSize(**base["flow"]), embedding)
     estimator.load_state_dict(_under(tensors, "base."))
     return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}), support)
+
+
+def _with_weights(proposal: Proposal, state: dict[str, Tensor], path: str | Path) -> Proposal:
+    """The base posterior as it was saved: a copy of the one that came, with the weights of the file where it has some."""
+    if not state or not isinstance(proposal, DensityProposal):
+        return proposal
+    posterior = copy.deepcopy(proposal.posterior)
+    try:
+        posterior.posterior_estimator.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(
+            f"posterior has a network unlike the one in {path} ({str(error).splitlines()[0]}); the base posterior that the "
+            "file was made with was expected."
+        ) from error
+    return DensityProposal(posterior, proposal.prior)
 
 
 def _embedding(description: dict[str, Any] | None, given: nn.Module | None, path: str | Path) -> nn.Module:

@@ -20,12 +20,12 @@ from sbi.utils import process_prior
 from sbi.utils.sbiutils import within_support
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from tqdm.auto import tqdm
 
 from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import embedding_width
-from fmcpe.simulations import simulate
+from fmcpe.simulations import simulate as run_simulator
+from fmcpe.training import Training, train
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ class SimulationsOnDemand:
     def to(self, device: str) -> SimulationsOnDemand:
         """The same with θ, and so what the simulator returns, on another device."""
         return SimulationsOnDemand(self.simulator, self.theta.to(device), self.shape[1:])
+
+
+Rows = Tensor | SimulationsOnDemand
+"""Data, one row per simulation."""
 
 
 class NPEPosterior(DirectPosterior):
@@ -149,32 +153,74 @@ def train_npe(
     Returns:
         An sbi posterior, with the losses in ``.history``.
     """
-    flow = flow or FlowSize()
+    training = Training(
+        max_num_epochs, training_batch_size, learning_rate, validation_fraction, stop_after_epochs, clip_max_norm
+    )
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
-        theta, x = _simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
-        if embedding_net is not None:
-            embedding_width(embedding_net, tuple(x.shape[1:]))
-        elif x.ndim > 2:
-            raise ValueError(
-                f"simulations have shape {tuple(x.shape)} and no embedding_net came; data that are not vectors need one. "
-                "Pass embedding_net=, a network to (B, features)."
-            )
-        theta, x = theta.to(device), x.to(device)
-        # statistics of 5000 simulations are as good as those of all, where all do not fit into memory
-        enough = slice(None) if isinstance(x, Tensor) else slice(5000)
-        estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
-        history = _train(
-            estimator, theta, x, max_num_epochs, training_batch_size, learning_rate, validation_fraction,
-            stop_after_epochs, clip_max_norm, show_progress_bars,
-        )  # fmt: skip
-        return NPEPosterior(estimator, prior, flow, embedding_net, history)
+        theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
+        return fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
 
 
-def _simulate(
-    simulator: Callable[[Tensor], Any] | None, prior: Distribution, number: int, given: tuple[Any, Any] | None,
-    dask: Any, show_progress_bars: bool,
-) -> tuple[Tensor, Tensor | SimulationsOnDemand]:  # fmt: skip
+def fit_npe(
+    theta: Tensor,
+    x: Rows,
+    prior: Distribution,
+    embedding_net: nn.Module | None,
+    flow: FlowSize,
+    training: Training,
+    device: str = "cpu",
+    show_progress_bars: bool = False,
+    *,
+    corrupt: Callable[[Tensor], Tensor] | None = None,
+    weights: Tensor | None = None,
+    what: str = "the base posterior",
+) -> NPEPosterior:
+    """A fresh posterior trained on rows of (θ, x), however they were come by; draws from torch's global generator.
+
+    Args:
+        theta: Physical parameters, (N, p).
+        x: Data, (N, ...), or something that is indexed like them.
+        prior: As sbi's `process_prior` returns it.
+        embedding_net: As for `train_npe`.
+        flow: Size of the flow.
+        training: How it is trained.
+        device: Where to train.
+        show_progress_bars: Whether to show progress.
+        corrupt: Applied to every minibatch of x anew; the network is standardised by x without it.
+        weights: What each row counts, (N,).
+        what: What is trained, for the progress bar and for errors.
+    """
+    if embedding_net is not None:
+        embedding_width(embedding_net, tuple(x.shape[1:]))
+    elif x.ndim > 2:
+        raise ValueError(
+            f"simulations have shape {tuple(x.shape)} and no embedding_net came; data that are not vectors need one. "
+            "Pass embedding_net=, a network to (B, features)."
+        )
+    theta, x = theta.to(device), x.to(device)
+    # statistics of 5000 simulations are as good as those of all, where all do not fit into memory
+    enough = slice(None) if isinstance(x, Tensor) else slice(5000)
+    estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
+
+    def loss(rows: Tensor) -> Tensor:
+        data = x[rows] if corrupt is None else corrupt(x[rows])
+        each = estimator.loss(theta[rows], data)
+        return each if weights is None else each * weights[rows].to(each)
+
+    history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)
+    return NPEPosterior(estimator, prior, flow, embedding_net, history)
+
+
+def simulate(
+    simulator: Callable[[Tensor], Any] | None,
+    prior: Distribution,
+    number: int,
+    given: tuple[Any, Any] | None,
+    dask: Any = None,
+    show_progress_bars: bool = False,
+) -> tuple[Tensor, Rows]:
+    """Simulations at draws of the prior, or those that are given, checked: θ (N, p) and x (N, ...)."""
     if given is not None:
         theta, x = as_tensor(given[0], "theta"), as_tensor(given[1], "x")
         if theta.ndim != 2 or theta.shape[0] != x.shape[0]:
@@ -194,7 +240,7 @@ def _simulate(
         raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
     theta = prior.sample((number,)).to(torch.float32)
     if dask is not None:
-        return theta, simulate(
+        return theta, run_simulator(
             simulator, theta, dask=dask, batch_size=max(1, number // 200), show_progress_bars=show_progress_bars
         )
     checked = CheckedSimulator(simulator, None)
@@ -203,55 +249,3 @@ def _simulate(
     if 4 * number * shape.numel() > _MAX_BYTES:
         return theta, SimulationsOnDemand(checked, theta, shape)
     return theta, checked(theta)
-
-
-def _train(
-    estimator: ConditionalDensityEstimator, theta: Tensor, x: Tensor | SimulationsOnDemand, epochs: int, batch_size: int,
-    peak: float, validation_fraction: float, patience: int, clip: float, show_progress_bars: bool,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Maximum likelihood on minibatches; the weights that validate best are kept."""
-    order = torch.randperm(theta.shape[0])
-    num_validation = max(1, round(validation_fraction * len(order)))
-    validation, training = order[:num_validation], order[num_validation:]
-    steps_per_epoch = max(1, len(training) // batch_size)
-    optimiser = torch.optim.Adam(estimator.parameters(), lr=peak)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, peak, total_steps=epochs * steps_per_epoch, pct_start=0.2)
-
-    history: dict[str, list[float]] = {"training_loss": [], "validation_loss": []}
-    best, best_epoch, best_state = float("inf"), 0, {}
-    bar = tqdm(
-        range(epochs),
-        desc="training the base posterior",
-        delay=2,
-        disable=not show_progress_bars,
-        leave=False,
-    )
-    for epoch in bar:
-        estimator.train()
-        shuffled, total = training[torch.randperm(len(training))], 0.0
-        for batch in shuffled.tensor_split(steps_per_epoch):
-            loss = estimator.loss(theta[batch], x[batch]).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(estimator.parameters(), clip)
-            optimiser.step()
-            schedule.step()
-            total += float(loss.detach()) / steps_per_epoch
-        estimator.eval()
-        with torch.no_grad():
-            validated = float(torch.cat([estimator.loss(theta[b], x[b]) for b in validation.split(2000)]).mean())
-        history["training_loss"].append(total)
-        history["validation_loss"].append(validated)
-        bar.set_postfix_str(f"validation loss {validated:.3f}")
-        if validated < best:
-            best, best_epoch, best_state = validated, epoch, copy.deepcopy(estimator.state_dict())
-        if epoch - best_epoch >= patience:
-            break
-    if not best_state:
-        raise RuntimeError(
-            "training of the base posterior diverged: the validation loss was never finite. Lower the rate, e.g. "
-            "learning_rate=5e-4, and look for extreme values in the simulations."
-        )
-    estimator.load_state_dict(best_state)
-    estimator.zero_grad(set_to_none=True)
-    return history

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta
 from fmcpe._random import seeded
-from fmcpe.corrector import Corrector
+from fmcpe.chain import Chain
 from fmcpe.potential import CorrectedPotential
 from fmcpe.recipe import Recipe
 from fmcpe.search import cross_entropy_search
@@ -31,18 +31,20 @@ class CorrectedPosterior(NeuralPosterior):
         stages: Which stages it has.
         history: Losses by epoch.
         num_pairs: How many calibration pairs it has seen.
+        method: The name of the method that made it.
     """
 
     def __init__(
         self,
-        corrector: Corrector,
+        corrector: Chain,
         recipe: Recipe,
         stages: str,
         history: dict[str, list[float]],
         num_pairs: int,
+        method: str = "FMCPE",
     ) -> None:
         self.corrector, self.recipe, self.stages = corrector, recipe, stages
-        self.history, self.num_pairs = history, num_pairs
+        self.history, self.num_pairs, self.method = history, num_pairs, method
         self._best: Tensor | None = None
         self.prior = corrector.space.prior
         super().__init__(
@@ -188,29 +190,19 @@ class CorrectedPosterior(NeuralPosterior):
                 f"theta has shape {tuple(theta.shape)} for {y.shape[0]} observation(s); (N, {y.shape[0]}, {dim}) or "
                 f"({y.shape[0]}, {dim}) was expected: θ number n for observation b at theta[n, b]."
             )
-        theta = theta.reshape(-1, y.shape[0], dim)
+        theta = as_theta(theta.reshape(-1, dim), dim).to(self._device).reshape(-1, y.shape[0], dim)
         columns = [
-            self.log_prob(
-                theta[:, b],
-                y[b],
-                track_gradients=track_gradients,
-                num_source_samples=num_source_samples,
-                seed=seed,
-            )
-            for b in range(y.shape[0])
+            self._log_prob(theta[:, b], row, self._source(row, num_source_samples, seed), track_gradients)
+            for b, row in enumerate(self._prepared(y).split(1))
         ]
         return torch.stack(columns, dim=1)
 
     def _source(self, y: Tensor, num_source_samples: int, seed: int | None) -> tuple[Tensor, Tensor]:
-        """The draws of x̃ that make the mixture, and the log mass of each inside the support.
-
-        Where there is no x-flow, y itself is the one component.
-        """
+        """The components x̃ of the mixture that `log_prob` is made of, for one prepared observation."""
         if num_source_samples < 1:
             raise ValueError(f"num_source_samples={num_source_samples} came; at least 1 was expected. Try 256.")
         with seeded(seed):
-            x = self.corrector.draw_x(y, 1 if self.corrector.u_x is None else num_source_samples)
-            return x, self.corrector.proposal.log_acceptance(x)
+            return self.corrector.source(y, num_source_samples)
 
     def _log_prob(self, theta: Tensor, y: Tensor, source: tuple[Tensor, Tensor], track_gradients: bool) -> Tensor:
         inside = self.corrector.space.contains(theta)
@@ -285,7 +277,7 @@ class CorrectedPosterior(NeuralPosterior):
     @property
     def observation_shape(self) -> torch.Size:
         """Shape of one real observation."""
-        return self.corrector.proposal.raw_shape or self.corrector.shape
+        return self.corrector.observation_shape
 
     def _x_else_default_x(self, x: Any) -> Tensor:
         if x is None:
@@ -295,11 +287,15 @@ class CorrectedPosterior(NeuralPosterior):
         return as_observation(x, self.observation_shape).to(self._device)
 
     def _observation(self, x: Any) -> Tensor:
-        """One observation, checked, as the flows see it."""
-        return self.corrector.proposal.summarise(self._x_else_default_x(x))
+        """One observation, checked, as the chain sees it."""
+        return self._prepared(self._x_else_default_x(x))
 
     def _observations(self, x: Any) -> Tensor:
-        return self.corrector.proposal.summarise(as_observations(x, self.observation_shape).to(self._device))
+        return self._prepared(as_observations(x, self.observation_shape))
+
+    def _prepared(self, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.corrector.prepare(y.to(self._device))
 
     def to(self, device: str | torch.device) -> CorrectedPosterior:
         """Move to a device, in place."""

@@ -18,14 +18,14 @@ class CorrectedPotential(BasePotential):
     allow_iid_x = False
 
     def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
-        self._posterior, self._mixture = posterior, (torch.empty(0), torch.empty(0))
+        self._posterior, self._y, self._mixture = posterior, torch.empty(0), (torch.empty(0), torch.empty(0))
         super().__init__(prior, x_o=None, device=str(posterior.corrector.space.standardiser.mean.device))
 
     def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:
         super().set_x(x_o, x_is_iid=x_is_iid)
         if x_o is not None:
-            self._mixture = self._posterior._source(self._posterior._observation(x_o), 256, seed=0)
+            self._y = self._posterior._observation(x_o)
+            self._mixture = self._posterior._source(self._y, 256, seed=0)
 
     def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
-        y = self._posterior._observation(self.x_o)
-        return self._posterior._log_prob(theta, y, self._mixture, track_gradients)
+        return self._posterior._log_prob(theta, self._y, self._mixture, track_gradients)

@@ -17,7 +17,7 @@ from sbi.inference.posteriors import DirectPosterior, EnsemblePosterior, VectorF
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.neural_nets.estimators import ZukoFlow
 from sbi.utils.sbiutils import CallableTransform, within_support
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._checks import parameter_dim
@@ -62,6 +62,11 @@ class Proposal(ABC):
     def raw_shape(self) -> torch.Size | None:
         """Shape of an observation as users see it."""
         return self.x_shape
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        """The trained network that summarises raw data for it, (B, ...) -> (B, features), where it has one."""
+        return None
 
     def summarise(self, data: Tensor) -> Tensor:
         """What the method works on in place of the raw data; here the data themselves."""
@@ -157,6 +162,12 @@ class DensityProposal(Proposal):
         if isinstance(self.estimator, ZukoFlow):
             return self._flow(x).log_prob(theta[:, None].expand(-1, x.shape[0], -1))
         return self.estimator.log_prob(theta[:, None].expand(-1, x.shape[0], -1), condition=x)
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        net = getattr(self.estimator, "embedding_net", None)
+        # sbi standardises x in the same place: without weights there is no embedding
+        return net if isinstance(net, nn.Module) and any(True for _ in net.parameters()) else None
 
     def summarised(self) -> Proposal:
         if not isinstance(self.estimator, ZukoFlow):

@@ -40,6 +40,13 @@ class Standardiser(nn.Module):
         return z * self.std + self.mean
 
 
+class FlatStandardiser(Standardiser):
+    """The same, with each row flattened: features of data that have no embedding, (N, *shape) -> (N, d)."""
+
+    def forward(self, data: Tensor) -> Tensor:
+        return super().forward(data).flatten(1)
+
+
 class ParameterSpace(nn.Module):
     r"""Physical \( \theta \) inside the prior's support <-> unconstrained, standardised z.
 

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
 
 def in_words(posterior: CorrectedPosterior) -> str:
     """What was fitted, in words."""
+    flows = posterior.method == "FMCPE"
     lines = [
-        f"Corrected posterior of {posterior.corrector.space.dim} parameter(s) given observations of shape "
-        f"{tuple(posterior.observation_shape)}.",
-        f"Fitted on {posterior.num_pairs} calibration pairs, stages: {posterior.stages}, "
+        f"{'Corrected posterior' if flows else f'Posterior by {posterior.method}'} of {posterior.corrector.space.dim} "
+        f"parameter(s) given observations of shape {tuple(posterior.observation_shape)}.",
+        f"Fitted on {posterior.num_pairs} calibration pairs{f', stages: {posterior.stages},' if flows else ''} "
         f"in {posterior.history['seconds'][0]:.1f} s.",
     ]
-    for name, what in (("x", "x-flow"), ("theta", "θ-flow")):
+    for name, what in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
         losses = posterior.history.get(f"validation_{name}")
         if losses:
             lines.append(

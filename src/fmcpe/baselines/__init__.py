@@ -1,5 +1,20 @@
-"""Methods to compare with, each ``(...).fit(theta, y) -> posterior`` with the drawing methods of `CorrectedPosterior`."""
+"""Methods to compare with, each ``(...).fit(theta, y) -> posterior`` with the drawing methods of `CorrectedPosterior`.
 
+| | simulator | pairs | what it does |
+| --- | --- | --- | --- |
+| `NPE` | through the base posterior | no | asks the base posterior about y |
+| `DPE` | no | yes | trains on the pairs alone |
+| `MFNPE` | through the base posterior | yes | fine-tunes the base posterior on the pairs |
+| `RoPE` | yes | yes | mixes the base posterior over simulations, by optimal transport; transductive |
+| `NNPE` | yes | no | trains on noisy simulations |
+| `JNPE` | yes | yes | trains on simulations and pairs together |
+"""
+
+from fmcpe.baselines.dpe import DPE
+from fmcpe.baselines.jnpe import JNPE
+from fmcpe.baselines.mfnpe import MFNPE
+from fmcpe.baselines.nnpe import NNPE, SpikeAndSlab
 from fmcpe.baselines.npe import NPE
+from fmcpe.baselines.rope import RoPE
 
-__all__ = ["NPE"]
+__all__ = ["DPE", "JNPE", "MFNPE", "NNPE", "NPE", "RoPE", "SpikeAndSlab"]

@@ -1,4 +1,4 @@
-r"""The base posterior asked about real data as if they were simulated: \( \hat p(\theta | X = y) \). Nothing is fitted."""
+r"""NPE: the base posterior asked about real data as if they were simulated, \( \hat p(\theta | X = y) \). Nothing is fitted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 import torch
 from torch.distributions import Distribution
 
-from fmcpe._random import seeded
-from fmcpe.corrector import Corrector
-from fmcpe.ode import Solver
+from fmcpe.baselines.common import asked_at_y
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.proposal import as_proposal
-from fmcpe.recipe import Recipe
-from fmcpe.spaces import ParameterSpace, Standardiser
 
 
 class NPE:
@@ -27,17 +23,13 @@ class NPE:
     def __init__(self, posterior: Any, prior: Distribution | None = None) -> None:
         self.proposal = as_proposal(posterior, prior)
 
-    def fit(self, theta: Any = None, y: Any = None, **_ignored: Any) -> CorrectedPosterior:
+    def fit(
+        self, theta: Any = None, y: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
         """The posterior as it is; the pairs are not used, but `y` tells the shape where the posterior does not."""
         shape = self.proposal.x_shape
         if shape is None:
             if y is None:
                 raise ValueError("the posterior does not know the shape of its data and no y came; pass fit(y=...).")
             shape = torch.as_tensor(y).shape[1:]
-        with seeded(0):
-            draws = self.proposal.prior.sample((Recipe.num_statistics,)).to(torch.float32)
-        identity = Standardiser(torch.zeros(2, *shape))
-        corrector = Corrector(
-            self.proposal, ParameterSpace(self.proposal.prior, draws), identity, identity, None, None, 1.0, Solver()
-        )
-        return CorrectedPosterior(corrector.eval(), Recipe(), "none", {"seconds": [0.0]}, num_pairs=0)
+        return asked_at_y(self.proposal, shape, "NPE", {"seconds": [0.0]}, num_pairs=0)

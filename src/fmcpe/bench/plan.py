@@ -197,9 +197,8 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
             for task in tasks:
                 for method in methods:
                     if method not in WITHOUT_PAIRS:
-                        recipe = p.recipe if method.startswith("fmcpe") else ()
                         yield Unit(
-                            "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, recipe, p.evaluation
+                            "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, p.recipe, p.evaluation
                         )
 
 

@@ -1,0 +1,113 @@
+r"""J-NPE: one posterior trained on simulations and calibration pairs together.
+
+\[ D = \{(\theta_i, x_i)\}_{i \le N_{sim}} \cup \{(\theta_j, y_j)\}_{j \le N_{cal}}, \]
+
+as the paper says: a plain union, in which fifty thousand simulations outvote any handful of pairs. `pair_weight` gives the
+pairs a louder voice. Without pairs it is NPE, to the last digit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe._checks import as_pairs, as_tensor
+from fmcpe._random import seeded
+from fmcpe.baselines.common import SimulationTrained, asked_at_y
+from fmcpe.npe import FlowSize, Rows, SimulationsOnDemand, fit_npe
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.training import Training
+
+
+class JNPE(SimulationTrained):
+    """Joint neural posterior estimation.
+
+    Args:
+        simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
+        prior: Prior over physical θ.
+        num_simulations: How many simulations to run.
+        embedding_net: Network that summarises data before the flow sees them.
+        pair_weight: How many simulations a pair counts for in the loss; 1 is the plain union of the paper.
+        simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        flow: Size of the flow.
+        training: How it is trained; as `fmcpe.train_npe` does by default.
+        device: Where it is trained.
+    """
+
+    def __init__(
+        self,
+        simulator: Callable[[Tensor], Any] | None = None,
+        prior: Distribution | None = None,
+        num_simulations: int = 50_000,
+        embedding_net: nn.Module | None = None,
+        *,
+        pair_weight: float = 1.0,
+        simulations: tuple[Any, Any] | None = None,
+        flow: FlowSize | None = None,
+        training: Training | None = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
+        if not 0 < pair_weight < float("inf"):
+            raise ValueError(f"pair_weight={pair_weight} came; a positive number was expected. Try pair_weight=1.")
+        self.pair_weight = pair_weight
+
+    def fit(
+        self, theta: Any = None, y: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """Train on simulations and pairs.
+
+        Args:
+            theta: Physical parameters, (N, p), inside the prior's support; none, or no rows, is allowed.
+            y: Real measurements taken at them, (N, ...), shaped like the simulations.
+            seed: Makes the fit reproducible; torch's global generator is left as it was.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
+        """
+        started = time.perf_counter()
+        with seeded(seed):
+            prior, parameters, x = self._simulate()
+            number, weights = 0, None
+            if theta is not None and as_tensor(theta, "theta").shape[0] > 0:
+                theta, y, _ = as_pairs(theta, y, None, prior, x.shape[1:])
+                number, simulated = theta.shape[0], parameters.shape[0]
+                parameters, x = torch.cat([parameters, theta]), _followed_by(x, y)
+                weights = torch.cat([torch.ones(simulated), torch.full((number,), float(self.pair_weight))])
+            posterior = fit_npe(
+                parameters, x, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars,
+                weights=weights, what="J-NPE",
+            )  # fmt: skip
+        history = posterior.history | {"seconds": [time.perf_counter() - started]}
+        return asked_at_y(as_proposal(posterior), x.shape[1:], "J-NPE", history, number)
+
+
+def _followed_by(x: Rows, y: Tensor) -> Rows:
+    """Rows of x, then rows of y; where x is simulated on demand it goes on being so."""
+    if isinstance(x, Tensor):
+        return torch.cat([x, y])
+    return _SimulationsThenPairs(x, y)
+
+
+class _SimulationsThenPairs(SimulationsOnDemand):
+    def __init__(self, x: SimulationsOnDemand, y: Tensor) -> None:
+        super().__init__(x.simulator, x.theta, y.shape[1:])
+        self.y = y
+        self.shape = torch.Size((x.shape[0] + y.shape[0], *y.shape[1:]))
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        simulated = self.theta.shape[0]
+        index = torch.arange(self.shape[0])[rows]
+        out = self.y.new_empty(len(index), *self.y.shape[1:])
+        paired = index >= simulated
+        if not bool(paired.all()):
+            out[~paired] = self.simulator(self.theta[index[~paired]])
+        out[paired] = self.y[index[paired] - simulated]
+        return out
+
+    def to(self, device: str) -> SimulationsOnDemand:
+        return _SimulationsThenPairs(super().to(device), self.y.to(device))

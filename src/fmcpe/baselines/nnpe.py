@@ -1,0 +1,118 @@
+r"""NNPE: a posterior trained on noisy simulations, in the hope that reality is among them (Ward et al., 2022).
+
+Every number of every simulation is disturbed by spike-and-slab noise, in units of that number's standard deviation \( s_d \)
+over the simulations:
+
+\[ x_d \leftarrow x_d + s_d\, \epsilon_d, \qquad
+   \epsilon_d \sim (1 - q)\, \mathcal N(0, \sigma^2) + q\, \mathrm{Cauchy}(0, c). \]
+
+Nothing is learned of the real process: no pairs are used, and the price of robustness is a wider posterior.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe._random import seeded
+from fmcpe.baselines.common import SimulationTrained, asked_at_y
+from fmcpe.npe import FlowSize, fit_npe
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.training import Training
+
+LIMIT = 100.0
+"""Noise is cut off at so many standard deviations (with the default slab, one number in 1250): one Cauchy draw of a million
+would cost the network more than a gradient step."""
+
+
+@dataclass(frozen=True)
+class SpikeAndSlab:
+    """The noise.
+
+    Args:
+        slab_probability: q, how often a number is far off.
+        spike: σ of the narrow normal, in standard deviations of the number.
+        slab: c of the Cauchy, in the same unit.
+    """
+
+    slab_probability: float = 0.5
+    spike: float = 0.01
+    slab: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, most in (("slab_probability", 1.0), ("spike", math.inf), ("slab", math.inf)):
+            value = getattr(self, name)
+            if not 0 <= value <= most or (name == "slab" and value == 0):
+                raise ValueError(
+                    f"{name}={value} came; a positive number was expected, at most {most}. Try {name}=0.1."
+                )
+
+    def __call__(self, data: Tensor, scale: Tensor) -> Tensor:
+        """Data (B, *shape), disturbed; `scale` (*shape) is the standard deviation of each number."""
+        far = torch.rand_like(data) < self.slab_probability
+        slab, spike = torch.empty_like(data).cauchy_(sigma=self.slab), self.spike * torch.randn_like(data)
+        return data + scale * torch.where(far, slab, spike).clamp(-LIMIT, LIMIT)
+
+
+class NNPE(SimulationTrained):
+    """Noisy neural posterior estimation.
+
+    Args:
+        simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
+        prior: Prior over physical θ.
+        num_simulations: How many simulations to run.
+        embedding_net: Network that summarises data before the flow sees them.
+        noise: The noise; drawn anew for every minibatch.
+        simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        flow: Size of the flow.
+        training: How it is trained; as `fmcpe.train_npe` does by default.
+        device: Where it is trained.
+    """
+
+    def __init__(
+        self,
+        simulator: Callable[[Tensor], Any] | None = None,
+        prior: Distribution | None = None,
+        num_simulations: int = 50_000,
+        embedding_net: nn.Module | None = None,
+        *,
+        noise: SpikeAndSlab | None = None,
+        simulations: tuple[Any, Any] | None = None,
+        flow: FlowSize | None = None,
+        training: Training | None = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
+        self.noise = noise or SpikeAndSlab()
+
+    def fit(
+        self, theta: Any = None, y: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """Train on noisy simulations; the pairs are not used.
+
+        Args:
+            theta: Not used.
+            y: Not used.
+            seed: Makes the fit reproducible; torch's global generator is left as it was.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
+        """
+        started = time.perf_counter()
+        with seeded(seed):
+            prior, parameters, x = self._simulate()
+            scale = x[slice(5000)].std(0).to(self.device)
+            # a number that never varies has no unit of its own, but real data may vary there
+            scale = torch.where(scale > 0, scale, scale.mean())
+            posterior = fit_npe(
+                parameters, x, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars,
+                corrupt=lambda data: self.noise(data, scale), what="NNPE",
+            )  # fmt: skip
+        history = posterior.history | {"seconds": [time.perf_counter() - started]}
+        return asked_at_y(as_proposal(posterior), x.shape[1:], "NNPE", history, num_pairs=0)

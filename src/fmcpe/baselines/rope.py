@@ -1,0 +1,165 @@
+r"""RoPE: robust posterior estimation by optimal transport (Wehenkel et al., 2025).
+
+1. A copy g of the base posterior's embedding h is fine-tuned on the pairs: \( g(y_j) \) is drawn to the mean of
+   \( h(S(\theta_j)) \) over fresh simulations.
+2. Semi-balanced entropic optimal transport between the \( g(y_i) \) of the observations that are asked about and the
+   \( h(x_k) \) of a pool of simulations gives weights \( w_{ik} \) (`fmcpe.transport`).
+3. \( p(\theta | y_i) = \sum_k w_{ik}\, \hat p(\theta | x_k) \).
+
+Without an embedding, h and g both standardise x, and nothing is fine-tuned.
+
+RoPE is *transductive*: what it says of an observation depends on the others that it is asked about at the same time. They are
+always joined by the calibration observations, so a single one is answered in their company; `sample_batched` and
+`log_prob_batched` answer the whole batch by one plan. The posterior rests on the assumption that θ and y are independent given
+x, and on a batch that is distributed as the prior says.
+
+γ and ρ are in units of the mean squared distance between two simulations, so they do not depend on the scale of h. As γ grows,
+every row of the plan becomes uniform and the posterior becomes the prior; as γ → 0 it becomes \( \hat p \) at the simulation
+that y is matched to.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe._checks import CheckedSimulator, as_pairs
+from fmcpe._random import seeded
+from fmcpe.baselines.common import parameter_space
+from fmcpe.npe import simulate
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.proposal import as_proposal
+from fmcpe.recipe import Recipe
+from fmcpe.spaces import FlatStandardiser
+from fmcpe.training import Training, train
+from fmcpe.transport import TransportMixture
+
+MATCHING = Training(
+    max_num_epochs=500,
+    training_batch_size=100,
+    learning_rate=1e-3,
+    validation_fraction=0.2,
+    stop_after_epochs=30,
+    one_cycle=False,
+    keep_start=True,
+)
+
+
+class RoPE:
+    """Robust posterior estimation.
+
+    Args:
+        posterior: The base posterior: an sbi posterior, or anything that `as_proposal` accepts.
+        simulator: The simulator it was trained on. Without one, `simulations` are the pool and `fit` needs ``x=``.
+        prior: The prior of the simulations, where `posterior` does not carry it.
+        gamma: Weight of the plan's entropy, in units of the mean squared distance between two simulations.
+        rho: Weight of the divergence of the plan's columns from uniform, in the same unit; ``float("inf")`` uses every
+            simulation of the pool equally, 0 leaves the columns free.
+        num_simulations: Size of the pool.
+        simulations: ``(theta, x)`` that were run before, as the pool.
+        num_targets: Fresh simulations per pair whose mean embedding is what g is fitted to.
+        training: How g is fine-tuned.
+        device: Where it all happens.
+    """
+
+    def __init__(
+        self,
+        posterior: Any,
+        simulator: Callable[[Tensor], Any] | None = None,
+        prior: Distribution | None = None,
+        *,
+        gamma: float = 0.02,
+        rho: float = 0.2,
+        num_simulations: int = 5000,
+        simulations: tuple[Any, Any] | None = None,
+        num_targets: int = 64,
+        training: Training | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.proposal, self.simulator = as_proposal(posterior, prior).to(device), simulator
+        if not 0 < gamma < float("inf"):
+            raise ValueError(f"gamma={gamma} came; a positive number was expected. Try gamma=0.02.")
+        if not rho >= 0:
+            raise ValueError(f"rho={rho} came; a number of at least 0 was expected. Try rho=0.2.")
+        if num_targets < 1:
+            raise ValueError(f"num_targets={num_targets} came; at least 1 was expected. Try num_targets=64.")
+        self.gamma, self.rho, self.num_targets = float(gamma), float(rho), num_targets
+        self.num_simulations, self.simulations = num_simulations, simulations
+        self.training, self.device = training or MATCHING, torch.device(device)
+
+    def fit(
+        self, theta: Any, y: Any, x: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """Fine-tune g, and draw the pool.
+
+        Args:
+            theta: Physical parameters, (N, p), inside the prior's support.
+            y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
+            x: Simulations at the same parameters, shaped like y; used in place of fresh ones.
+            seed: Makes the fit reproducible; torch's global generator is left as it was.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
+        """
+        theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.raw_shape)
+        started = time.perf_counter()
+        with seeded(seed), torch.no_grad():
+            rows = simulate(self.simulator, self.proposal.prior, self.num_simulations, self.simulations)[1]
+            pool = rows[:].to(self.device)
+            if pool.shape[1:] != y.shape[1:]:
+                raise ValueError(
+                    f"simulations have shape {tuple(pool.shape)} and y has {tuple(y.shape)}; rows of the same shape were "
+                    "expected. Bring y into the simulator's shape."
+                )
+            theta, y = theta.to(self.device), y.to(self.device)
+            h = FlatStandardiser(pool) if self.proposal.embedding is None else copy.deepcopy(self.proposal.embedding)
+            g = copy.deepcopy(h).eval()
+            history: dict[str, list[float]] = {}
+            if self.proposal.embedding is not None:
+                targets = self._targets(h, theta, x)
+                with torch.enable_grad():
+                    history = self._match(g, y, targets, show_progress_bars)
+            working = self.proposal.summarised()
+            chain = TransportMixture(
+                working,
+                parameter_space(working.prior).to(self.device),
+                g.requires_grad_(False),
+                working.summarise(pool),
+                _in_parts(h, pool),
+                _in_parts(g, y),
+                torch.Size(y.shape[1:]),
+                self.gamma,
+                self.rho,
+            )
+        history["seconds"] = [time.perf_counter() - started]
+        return CorrectedPosterior(chain.eval(), Recipe(), "none", history, theta.shape[0], "RoPE")
+
+    def _targets(self, h: nn.Module, theta: Tensor, x: Tensor | None) -> Tensor:
+        """The mean embedding of simulations at each θ, (N, d)."""
+        if x is not None:
+            return _in_parts(h, x.to(self.device))
+        if self.simulator is None:
+            raise ValueError(
+                "neither a simulator nor paired simulations came; the embedding of y is matched to that of simulations at the "
+                "same θ. Give RoPE(posterior, simulator), or fit(theta, y, x=simulations_at_theta)."
+            )
+        simulator = CheckedSimulator(self.simulator, None)
+        return sum(_in_parts(h, simulator(theta)) for _ in range(self.num_targets)) / self.num_targets  # type: ignore[return-value]
+
+    def _match(self, g: nn.Module, y: Tensor, targets: Tensor, show_progress_bars: bool) -> dict[str, list[float]]:
+        """Fine-tune g to give `targets` for `y`; the loss is in units of the targets' variance."""
+        unit = targets.var(0).sum()
+        g.requires_grad_(True)
+
+        def loss(rows: Tensor) -> Tensor:
+            return (g(y[rows]) - targets[rows]).square().sum(1) / unit
+
+        return train(g, loss, y.shape[0], self.training, "RoPE's embedding", show_progress_bars)
+
+
+def _in_parts(net: nn.Module, data: Tensor) -> Tensor:
+    return torch.cat([net(part) for part in data.split(1000)])
