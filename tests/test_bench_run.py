@@ -17,7 +17,8 @@ import pytest
 from fmcpe.bench.progress import Progress, line, remaining
 from fmcpe.bench.run import run
 from fmcpe.bench.status import status
-from fmcpe.bench.store import Result, Row, Store, write_whole
+from fmcpe.bench.store import Result, Row, Store
+from fmcpe.bench.system import write_whole
 from fmcpe.bench.units import Unit
 from fmcpe.bench.work import DRAWS_FILE
 
@@ -78,7 +79,7 @@ def test_experiments_share_units(tmp_path):
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path, log):
-    """kill -9 at several points: what was recorded stays and is not done again, what was in flight is."""
+    """Killed with -9 at several points: what was recorded stays and is not done again, what was in flight is."""
     directory, number = tmp_path / "run", 24
     units, finished_before = helpers.units(number), set()
     for share in (0.2, 0.5):
@@ -100,7 +101,9 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, log):
     events = done_once(directory, units)
     for unit in units:
         # at most the units in flight, two at a time in each of the two killed runs, were claimed more than once
-        assert events[unit.id, "claimed"] == 1 or unit.id in claimed_before - finished_before or unit.id in finished_before
+        assert (
+            events[unit.id, "claimed"] == 1 or unit.id in claimed_before - finished_before or unit.id in finished_before
+        )
     assert sum(events[unit.id, "claimed"] - 1 for unit in units) <= 4
 
 

@@ -68,9 +68,7 @@ def test_simulations_are_the_same_on_a_cluster_and_here(cluster):
     theta = torch.randn(50, 2)
     before = torch.get_rng_state()
     here = fmcpe.simulate(noisy, theta, batch_size=7, seed=3, show_progress_bars=False)
-    there = fmcpe.simulate(
-        noisy, theta, batch_size=7, seed=3, dask=cluster.scheduler_address, show_progress_bars=False
-    )
+    there = fmcpe.simulate(noisy, theta, batch_size=7, seed=3, dask=cluster.scheduler_address, show_progress_bars=False)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(here[:, 0], there[:, 0])
     assert os.getpid() not in there[:, 1] and set(here[:, 1].tolist()) == {float(os.getpid())}

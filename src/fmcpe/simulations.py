@@ -49,7 +49,9 @@ def simulate(
     # without a seed, the batches' own still differ: workers start from the same state
     start = int(torch.randint(2**31, ())) if seed is None else seed
     seeds = [derive(start, "simulate", k) for k in range(len(batches))]
-    bar = tqdm(total=len(theta), desc="simulating", unit=" simulations", delay=2, disable=not show_progress_bars, leave=False)
+    bar = tqdm(
+        total=len(theta), desc="simulating", unit=" simulations", delay=2, disable=not show_progress_bars, leave=False
+    )
     parts: list[Tensor] = [torch.empty(0)] * len(batches)
     with bar:
         if dask is None:
@@ -77,6 +79,6 @@ def simulate(
     return torch.cat(parts)
 
 
-def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int) -> Tensor:
+def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) -> Tensor:
     with seeded(seed):
         return CheckedSimulator(simulator, None)(theta)

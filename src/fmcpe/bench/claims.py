@@ -33,7 +33,9 @@ class Verdict:
         """Agreement in a word."""
         if not self.of:
             return "not run"
-        return "agrees" if self.agree == self.of else "agrees in part" if 2 * self.agree >= self.of else "does not agree"
+        return (
+            "agrees" if self.agree == self.of else "agrees in part" if 2 * self.agree >= self.of else "does not agree"
+        )
 
     def __str__(self) -> str:
         return self.word if not self.of else f"{self.word} ({self.agree} of {self.of} comparisons)"
@@ -146,7 +148,8 @@ def _joint_training(results: Results, variant: str) -> Iterator[bool | None]:
         for size in results.sizes("ablation"):
             for metric in ("joint_w2", "joint_c2st"):
                 a, b = (
-                    results.values("ablation", task, method, size, metric) for method in (variant, "fmcpe-paper-sequential")
+                    results.values("ablation", task, method, size, metric)
+                    for method in (variant, "fmcpe-paper-sequential")
                 )
                 if not len(a) or not len(b):
                     yield None

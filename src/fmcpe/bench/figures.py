@@ -25,7 +25,9 @@ COLORS = {
 """Okabe and Ito's, which colour-blind readers can tell apart; a method has the same colour in every figure."""
 
 
-def box_plots(results: Results, experiment: str, metrics: Sequence[str], methods: Sequence[str] | None = None) -> Figure | None:
+def box_plots(
+    results: Results, experiment: str, metrics: Sequence[str], methods: Sequence[str] | None = None
+) -> Figure | None:
     """Boxes over calibration sets: metrics as rows, tasks as columns, sizes along the axis, methods side by side.
 
     Methods without pairs are horizontal lines, and so is the reference posterior: the floor.
@@ -49,7 +51,9 @@ def box_plots(results: Results, experiment: str, metrics: Sequence[str], methods
             if column == 0:
                 axes.set_ylabel(METRICS[metric][0].replace(" to the reference posterior", " to reference"), fontsize=9)
     handles = [Patch(color=COLORS[m], label=m + (" (no pairs)" if m in ("npe", "nnpe") else "")) for m in known]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 3 + 2 * len(tasks)), frameon=False)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=min(len(handles), 3 + 2 * len(tasks)), frameon=False
+    )
     return figure
 
 
@@ -58,7 +62,7 @@ def _boxes(
     boxed: Sequence[str],
 ) -> None:  # fmt: skip
     width = 0.8 / max(1, len(boxed))
-    for k, method in enumerate(known):
+    for method in known:
         if method not in boxed:
             value = results.mean(experiment, task, method, None, metric)
             if np.isfinite(value):

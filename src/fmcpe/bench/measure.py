@@ -65,7 +65,8 @@ def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple
 
 def _joint(z: Tensor, z_true: Tensor, y: Tensor, task: Task, seed: int) -> dict[str, float]:
     a, b = metrics.joint(z_true, z, y)
-    embedding = task.embedding_net if task.embedding_net() is not None else None
+    with seeded(derive(seed, "bench", "embedding")):
+        embedding = task.embedding_net()
     return {
         "joint_w2": metrics.wasserstein2(a, b),
         "joint_mmd2": metrics.mmd2(a, b),

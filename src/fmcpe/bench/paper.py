@@ -1,14 +1,14 @@
-"""The numbers that the paper prints in its text and tables, to stand beside ours. Its figures give no numbers.
-
-Spaces: the paper z-scores every data set and takes the logit of θ under uniform priors before training, and does not say
-where its metrics are computed. Its joint W2 of a few thousandths cannot be a distance between clouds of standardised points of
-2000 rows (the exact posterior itself has about 1 at that size, see the reference in our tables), so absolute values
-of W2 and MMD are not comparable with ours; how they change with the settings is.
-"""
+"""The numbers that the paper prints in its text and tables, to stand beside ours. Its figures give no numbers."""
 
 from __future__ import annotations
 
 SPACE = "the paper does not say; z-scored data, logit of θ where the prior is uniform, by its account of the training"
+
+SCALE = (
+    "Its joint W2 of a few thousandths is not the distance between two samples of standardised points, for which even the "
+    "exact posterior has a floor near 1 at 2000 pairs (see the reference in our tables): W2 and MMD² are not comparable in "
+    "size, only in how they move with the settings."
+)
 
 INDEPENDENCE = {  # table "Flow-θ ablation", N_cal = 1000: α -> (full, T_X only), each (jC2ST, std, jMMD, std)
     0.0: ((0.576, 0.006, 0.00040, 0.00001), (0.613, 0.003, 0.00043, 0.00001)),
@@ -91,9 +91,29 @@ SENSITIVITY = {  # N_cal = 200, 3 seeds: task -> by RATES -> by CLIPS -> (jW2, s
         ((4.53, 1.63, 7.34, 0.09), (6.44, 0.58, 7.44, 0.13), (4.76, 1.72, 7.37, 0.09), (3.85, 1.49, 7.40, 0.08)),
     ),
     "light-tunnel": (
-        ((5.29, 0.43, 6.466, 0.004), (5.26, 0.45, 6.466, 0.006), (5.21, 0.54, 6.466, 0.006), (5.30, 0.50, 6.467, 0.007)),
-        ((5.01, 0.65, 6.474, 0.004), (5.04, 0.60, 6.476, 0.004), (4.92, 0.56, 6.474, 0.005), (4.96, 0.67, 6.475, 0.005)),
-        ((4.42, 0.15, 6.472, 0.004), (4.38, 0.11, 6.472, 0.003), (4.46, 0.12, 6.472, 0.004), (4.40, 0.20, 6.471, 0.004)),
-        ((4.06, 0.98, 6.471, 0.009), (4.03, 0.98, 6.471, 0.008), (4.51, 0.62, 6.467, 0.012), (3.78, 1.18, 6.468, 0.009)),
+        (
+            (5.29, 0.43, 6.466, 0.004),
+            (5.26, 0.45, 6.466, 0.006),
+            (5.21, 0.54, 6.466, 0.006),
+            (5.30, 0.50, 6.467, 0.007),
+        ),
+        (
+            (5.01, 0.65, 6.474, 0.004),
+            (5.04, 0.60, 6.476, 0.004),
+            (4.92, 0.56, 6.474, 0.005),
+            (4.96, 0.67, 6.475, 0.005),
+        ),
+        (
+            (4.42, 0.15, 6.472, 0.004),
+            (4.38, 0.11, 6.472, 0.003),
+            (4.46, 0.12, 6.472, 0.004),
+            (4.40, 0.20, 6.471, 0.004),
+        ),
+        (
+            (4.06, 0.98, 6.471, 0.009),
+            (4.03, 0.98, 6.471, 0.008),
+            (4.51, 0.62, 6.467, 0.012),
+            (3.78, 1.18, 6.468, 0.009),
+        ),
     ),
 }

@@ -1,14 +1,14 @@
 """What an experiment is: a list of units, and nothing but a function of the experiment's name and the preset.
 
-    main          all methods, tasks and sizes, over calibration sets            figures 2, 3 and the appendix's
-    sbc           rank histograms                                                "Posterior Calibration"
-    ablation      joint, sequential, one map alone, and the default recipe       "Impact of joint learning"
-    independence  gaussian-ci by α, both maps against the x-map alone            "Conditional independence"
-    prior         simulations from a wrong prior                                 "Prior misspecification"
-    timing        fit and inference times, and where they go                     "Training and inference times"
-    sensitivity   learning rate × clipping                                       "Hyperparameter sensitivity"
-    frontier      the default recipe against everything, in accuracy
-    speed         the default recipe against the paper's, in time
+- main: all methods, tasks and sizes, over calibration sets (figures 2 and 3, and those of "Additional results");
+- sbc: rank histograms ("Posterior Calibration");
+- ablation: joint, sequential, one map alone, and the default recipe ("Impact of joint learning");
+- independence: gaussian-ci by α, both maps against the x-map alone ("Conditional independence");
+- prior: simulations from a wrong prior ("Prior misspecification");
+- timing: fit and inference times, and where they go ("Training and inference times");
+- sensitivity: learning rate × clipping ("Hyperparameter sensitivity");
+- frontier: the default recipe against everything, in accuracy;
+- speed: the default recipe against the paper's, in time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ WITHOUT_PAIRS = ("npe", "nnpe", "reference")
 
 ONE_AT_A_TIME = ("timing", "speed")
 """Experiments that measure time, and so run with one worker unless told otherwise."""
+
+
+_PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
+_QUICK = Evaluation(test=400, draws=100, reference=5, reference_draws=1000)
+_SMOKE = Evaluation(test=40, draws=20, reference=1, reference_draws=60)
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Preset:
     sets: int = 5
     simulations: int = 50_000
     epochs: int = 20
-    evaluation: Evaluation = Evaluation()
-    sbc: Evaluation = Evaluation(test=1000, draws=500, reference=0, joint=False)
+    evaluation: Evaluation = _PAPER
+    sbc: Evaluation = _PAPER_SBC
     timed: int = 5000
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0)
     most_pairs: int = 1000
@@ -77,9 +82,6 @@ class Preset:
     grid_test: int = 3000
     recipe: Options = ()
 
-
-_QUICK = Evaluation(test=400, draws=100, reference=5, reference_draws=1000)
-_SMOKE = Evaluation(test=60, draws=20, reference=2, reference_draws=100)
 
 PRESETS = {
     "paper": Preset(),
@@ -107,7 +109,7 @@ PRESETS = {
         grid_pairs=20,
         grid_epochs=2,
         grid_seeds=(33, 43),
-        grid_test=60,
+        grid_test=40,
         recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100),
     ),
 }
@@ -198,7 +200,16 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
                 for method in methods:
                     if method not in WITHOUT_PAIRS:
                         yield Unit(
-                            "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, p.recipe, p.evaluation
+                            "fit",
+                            task,
+                            method,
+                            task_options,
+                            p.simulations,
+                            p.epochs,
+                            pairs,
+                            number,
+                            p.recipe,
+                            p.evaluation,
                         )
 
 

@@ -82,9 +82,7 @@ def run(
 
 
 class _Loop:
-    def __init__(
-        self, store: Store, units: Sequence[Unit], pool: Pool, perform: Perform, progress: Progress
-    ) -> None:
+    def __init__(self, store: Store, units: Sequence[Unit], pool: Pool, perform: Perform, progress: Progress) -> None:
         self.store, self.pool, self.perform, self.progress = store, pool, perform, progress
         self.units = {unit.id: unit for unit in units}
         self.flying: dict[str, Any] = {}

@@ -15,7 +15,9 @@ def status(directory: str | Path, failures: bool = False) -> str:
         plans, rows, owners = store.plans(), store.rows(), store.owners()
     alive = [owner for owner in owners if owner["alive"]]
     width = max([10, *(len(f"{experiment} ({preset})") for experiment, preset in plans)])
-    lines = [f"{'experiment':<{width}}  {'done':>6} {'running':>8} {'waiting':>8} {'failed':>7}  {'left, two at a time':>20}"]
+    lines = [
+        f"{'experiment':<{width}}  {'done':>6} {'running':>8} {'waiting':>8} {'failed':>7}  {'left, two at a time':>20}"
+    ]
     for (experiment, preset), identifiers in plans.items():
         units = [rows[identifier] for identifier in identifiers]
         states = [row.status for row in units]

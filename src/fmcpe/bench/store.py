@@ -15,7 +15,6 @@ import json
 import os
 import socket
 import sqlite3
-import tempfile
 import threading
 import time
 import uuid
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fmcpe.bench.system import born, write_whole
 from fmcpe.bench.units import Unit
 
 LEASE = 60.0
@@ -83,7 +83,9 @@ class Store:
         self.directory, self.owner = Path(directory), uuid.uuid4().hex
         path = self.directory / "bench.sqlite"
         if read_only and not path.is_file():
-            raise FileNotFoundError(f"there is no run in {self.directory}; type fmcpe bench run EXPERIMENT --out DIR first.")
+            raise FileNotFoundError(
+                f"there is no run in {self.directory}; type fmcpe bench run EXPERIMENT --out DIR first."
+            )
         if not read_only:
             (self.directory / "files").mkdir(parents=True, exist_ok=True)
         self._lock, self._stop = threading.RLock(), threading.Event()
@@ -99,7 +101,7 @@ class Store:
             now = time.time()
             self._db.execute(
                 "INSERT INTO owners (id, host, pid, born, heartbeat, command, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self.owner, socket.gethostname(), os.getpid(), _born(os.getpid()), now, command, now),
+                (self.owner, socket.gethostname(), os.getpid(), born(os.getpid()), now, command, now),
             )
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -145,7 +147,8 @@ class Store:
             gone = [row["id"] for row in self._db.execute("SELECT * FROM owners") if self._is_gone(row)]
             marks = ", ".join("?" * len(gone))
             self._db.execute(
-                f"UPDATE units SET status = 'waiting', owner = NULL WHERE status = 'running' AND owner IN ({marks})", gone
+                f"UPDATE units SET status = 'waiting', owner = NULL WHERE status = 'running' AND owner IN ({marks})",
+                gone,
             )
             waiting = {row["id"] for row in self._db.execute("SELECT id FROM units WHERE status = 'waiting'")}
             for identifier in identifiers:
@@ -276,34 +279,5 @@ class Store:
         if owner["ended"] is not None:
             return True
         if owner["host"] == socket.gethostname():
-            return _born(owner["pid"]) != owner["born"]
+            return born(owner["pid"]) != owner["born"]
         return bool(time.time() - owner["heartbeat"] > LEASE)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a kill, finds all of it or none."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _born(pid: int) -> str:
-    """When the process of this number was started, or "" if there is none: numbers are used again."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        pass  # somebody else's, but alive
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "unknown"  # not Linux: a number that is used again looks like a run that is still at work
-    return "" if state in "ZX" else rest[18]

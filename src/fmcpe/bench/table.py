@@ -65,7 +65,9 @@ class Table:
             new = row[0] != above
             cells = [row[0] if new else "", *row[1:]]
             body.append(
-                f"<tr{' class=new' if new else ''}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+                f"<tr{' class=new' if new else ''}>"
+                + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+                + "</tr>"
             )
             above = row[0]
         return (

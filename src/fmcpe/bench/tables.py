@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
             rows.append([method, *cells])
     header = ["method", *(f"{task}, {size}" for task, size in columns)]
     sets = len({row.unit.set for row in results.done(experiment)})
-    return Table(f"{experiment}-{metric}", name, header, rows, f"Mean ± std over {sets} calibration sets. Space: {space}.")
+    return Table(
+        f"{experiment}-{metric}", name, header, rows, f"Mean ± std over {sets} calibration sets. Space: {space}."
+    )
 
 
 def sbc_table(results: Results) -> Table:
@@ -71,7 +74,8 @@ def independence_table(results: Results) -> Table:
 
 def timing_table(results: Results, what: str) -> Table:
     """Fit or inference times by method, task and size, the paper's in brackets."""
-    metric, printed = ("fit_seconds", paper.TRAINING) if what == "fit" else ("inference_seconds", paper.INFERENCE)
+    metric = "fit_seconds" if what == "fit" else "inference_seconds"
+    printed: dict[str, Any] = dict(paper.TRAINING if what == "fit" else paper.INFERENCE)
     tasks, sizes = results.tasks("timing"), results.sizes("timing")
     rows = []
     for size in sizes:
@@ -110,7 +114,9 @@ def breakdown_table(results: Results) -> Table:
 
 def sensitivity_table(results: Results, task: str) -> Table:
     """Learning rate × clipping, the paper's numbers beside ours."""
-    grid = sorted({(dict(r.unit.recipe)["learning_rate"], dict(r.unit.recipe)["clip"]) for r in _grid_rows(results, task)})
+    grid = sorted(
+        {(dict(r.unit.recipe)["learning_rate"], dict(r.unit.recipe)["clip"]) for r in _grid_rows(results, task)}
+    )
     printed = paper.SENSITIVITY.get(task)
     rows = []
     for rate, clip in grid:
@@ -128,7 +134,9 @@ def sensitivity_table(results: Results, task: str) -> Table:
     if any(map(math.isfinite, floor)):
         rows.append(["reference", "", "", number(floor[0]), "", number(floor[1])])
     header = ["learning rate", "clipping", "jW2, paper", "jW2, ours", "jMMD², paper", "jMMD², ours"]
-    note = f"Mean ± std over seeds. Ours: unconstrained θ and y, standardised. Paper: {paper.SPACE}; see the note above."
+    note = (
+        f"Mean ± std over seeds. Ours: unconstrained θ and y, standardised. Paper: {paper.SPACE}; see the note above."
+    )
     return Table(f"sensitivity-{task}", f"Sensitivity on {task}", header, rows, note)
 
 
@@ -166,7 +174,7 @@ def frontier_table(results: Results, preset: str | None = None) -> Table:
                 printed = others.get("fmcpe-paper", math.nan)
                 rows.append([task, str(size), metric, spread(mine), asked, met, best, number(printed), floor])
     header = ["task", "pairs", "metric", "fmcpe", "asked for", "met", "best other", "fmcpe-paper", "reference"]
-    note = "fmcpe is the default recipe; energy score in unconstrained θ standardised by the prior. Lower is better but for coverage."
+    note = "fmcpe: the default recipe. Energy score in unconstrained θ, standardised by the prior. Lower is better, not so coverage."
     return Table("frontier", "Accuracy of the default recipe", header, rows, note)
 
 

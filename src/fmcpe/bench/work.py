@@ -109,7 +109,7 @@ def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str,
     started = time.perf_counter()
     found, arrays = measured(draw, task, evaluation, unit.seed)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     metrics["measuring_seconds"] = time.perf_counter() - started
     return metrics | found, {DRAWS_FILE: buffer.getvalue()}
 

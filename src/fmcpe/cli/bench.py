@@ -25,7 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         _run_options(action)
     for name, text in (("status", "what is done, running and failed"), ("report", "write the page DIR/report.html")):
         action = actions.add_parser(name, help=text, description=text)
-        action.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
+        action.add_argument(
+            "--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)"
+        )
         if name == "status":
             action.add_argument("--failures", action="store_true", help="show the tracebacks")
     compare = actions.add_parser("compare", help="what changed between two runs", description="A against B.")
@@ -34,7 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=("smoke", "quick", "paper"), default="quick", help="budget (default: quick)")
+    parser.add_argument(
+        "--preset", choices=("smoke", "quick", "paper"), default="quick", help="budget (default: quick)"
+    )
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
     parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
@@ -64,7 +68,9 @@ def _run(options: argparse.Namespace) -> int:
             command=_typed(options), progress=Progress(f"{options.experiment} ({options.preset})"),
         )  # fmt: skip
         failed, done, total = failed + outcome.failed, done + outcome.done_now, total + outcome.done + outcome.failed
-    say(f"{options.experiment} ({options.preset}): {total - failed} of {total} units done, {done} of them now, in {options.out}")
+    say(
+        f"{options.experiment} ({options.preset}): {total - failed} of {total} units done, {done} of them now, in {options.out}"
+    )
     if failed:
         sys.stderr.write(
             f"fmcpe bench: {failed} units failed; see fmcpe bench status --failures --out {options.out}, then --retry-failed\n"
