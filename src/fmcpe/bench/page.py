@@ -88,16 +88,14 @@ def table_block(table: Table, name: str) -> str:
 
 
 def figure_block(figure: Figure, caption: str) -> str:
-    """A figure as an image inside the page, with its vector file to download."""
-    picture, vector = io.BytesIO(), io.BytesIO()
-    # pictures of thousands of contour points are smaller as PNG; the SVG is there for print
-    figure.savefig(picture, format="png", dpi=110)
+    """A figure inside the page, as vectors that print well."""
+    vector = io.BytesIO()
     figure.savefig(vector, format="svg")
-    image, svg = (base64.b64encode(buffer.getvalue()).decode() for buffer in (picture, vector))
-    link = f'<a download="figure.svg" href="data:image/svg+xml;base64,{svg}">SVG</a>'
+    source = f"data:image/svg+xml;base64,{base64.b64encode(vector.getvalue()).decode()}"
+    width = round(96 * figure.get_figwidth())
     return (
-        f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{image}">'
-        f"<figcaption>{escape(caption)} {link}</figcaption></figure>"
+        f'<figure><img alt="{escape(caption)}" width="{width}" src="{source}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 

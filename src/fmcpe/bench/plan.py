@@ -33,7 +33,7 @@ ONE_AT_A_TIME = ("timing", "speed")
 
 _PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
 _QUICK = Evaluation(test=400, draws=100, reference=5, reference_draws=1000)
-_SMOKE = Evaluation(test=40, draws=20, reference=1, reference_draws=60)
+_SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ PRESETS = {
         grid_test=400,
     ),
     "smoke": Preset(
+        sensitivity_tasks=("pendulum",),
         sizes=(10, 20),
         sets=1,
         simulations=300,
@@ -109,7 +110,7 @@ PRESETS = {
         grid_pairs=20,
         grid_epochs=2,
         grid_seeds=(33, 43),
-        grid_test=40,
+        grid_test=30,
         recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100),
     ),
 }

@@ -39,6 +39,7 @@ class LocalPool:
         if jobs < 1:
             raise ValueError(f"--jobs {jobs} came; at least 1 was expected. Leave it out to use every core.")
         self.jobs = jobs
+        self._futures: list[Any] = []
         self._start()
 
     def _start(self) -> None:
@@ -56,15 +57,17 @@ class LocalPool:
     def submit(self, function: Callable, *arguments: Any) -> Any:
         """Hand over a call."""
         try:
-            return self._executor.submit(function, *arguments)
+            future = self._executor.submit(function, *arguments)
         except BrokenExecutor:  # loky gives up all its processes when one dies: start new ones
             self.close()
             self._start()
-            return self._executor.submit(function, *arguments)
+            future = self._executor.submit(function, *arguments)
+        self._futures = [f for f in self._futures if not f.done()] + [future]
+        return future
 
     def close(self) -> None:
-        """Kill the processes: what they would return is not wanted any more."""
-        self._executor.shutdown(wait=True, kill_workers=True)
+        """End the processes, whatever they are doing: it is not wanted any more."""
+        self._executor.shutdown(wait=True, kill_workers=any(not future.done() for future in self._futures))
 
 
 class DaskPool:

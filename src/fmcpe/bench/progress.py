@@ -54,28 +54,34 @@ def line(title: str, rows: Sequence[Row], running: int, slots: int, now: float |
     return f"{title}: " + ", ".join(parts)
 
 
-def remaining(rows: Iterable[Row], slots: int) -> float | None:
-    """Seconds until all is done, judged by units like those that are left; None before any is done."""
-    rows = list(rows)
+def remaining(rows: Sequence[Row], slots: int, seen: Iterable[Row] | None = None) -> float | None:
+    """Seconds until all is done, judged by units like those that are left; None before any like them is done.
+
+    Args:
+        rows: The units in question.
+        slots: How many are done at a time.
+        seen: Units to judge by; `rows` themselves if None.
+    """
     known: dict[tuple, list[float]] = {}
-    for row in rows:
+    for row in rows if seen is None else seen:
         if row.status == "done" and row.seconds is not None:
             for key in _keys(row):
                 known.setdefault(key, []).append(row.seconds)
-    if not known:
-        return None
     total = 0.0
     for row in rows:
         if row.status in ("waiting", "running"):
-            alike = next(known[key] for key in _keys(row) if key in known)
+            alike = next((known[key] for key in _keys(row) if key in known), None)
+            if alike is None:
+                return None
             total += sum(alike) / len(alike)
     return total / max(1, slots)
 
 
 def _keys(row: Row) -> list[tuple]:
-    """From the most alike to everything."""
+    """From the most alike to all of its kind; timing is a kind of its own."""
     unit = row.unit
-    return [(unit.task, unit.method, unit.pairs), (unit.task, unit.method), (unit.method,), ()]
+    kind = (unit.kind, unit.evaluation.timed)
+    return [(*kind, unit.task, unit.method, unit.pairs), (*kind, unit.task, unit.method), (*kind, unit.method), kind]
 
 
 def duration(seconds: float) -> str:

@@ -28,11 +28,25 @@ MAX_DEATHS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: numbers of units."""
+    """How a run ended.
 
-    done: int
-    failed: int
+    Args:
+        statuses: Of each unit, by id.
+        done_now: How many this run has done itself.
+    """
+
+    statuses: dict[str, str]
     done_now: int
+
+    @property
+    def done(self) -> int:
+        """Units that are done."""
+        return list(self.statuses.values()).count("done")
+
+    @property
+    def failed(self) -> int:
+        """Units that failed."""
+        return list(self.statuses.values()).count("failed")
 
     @property
     def exit_code(self) -> int:
@@ -77,8 +91,7 @@ def run(
         finally:
             progress.close()
             pool.close()
-        statuses = list(store.statuses(unit.id for unit in units).values())
-    return Outcome(statuses.count("done"), statuses.count("failed"), done_now)
+        return Outcome(store.statuses(unit.id for unit in units), done_now)
 
 
 class _Loop:

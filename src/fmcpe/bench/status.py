@@ -24,7 +24,7 @@ def status(directory: str | Path, failures: bool = False) -> str:
         # what a dead run had in flight waits to be taken again
         running = states.count("running") if alive else 0
         waiting = len(states) - states.count("done") - states.count("failed") - running
-        seconds = remaining(units, 2)
+        seconds = remaining(units, 2, rows.values())
         left = "" if not waiting + running else "unknown" if seconds is None else duration(seconds)
         lines.append(
             f"{f'{experiment} ({preset})':<{width}}  {states.count('done'):>6} {running:>8} {waiting:>8} "

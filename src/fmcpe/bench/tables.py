@@ -174,7 +174,7 @@ def frontier_table(results: Results, preset: str | None = None) -> Table:
                 printed = others.get("fmcpe-paper", math.nan)
                 rows.append([task, str(size), metric, spread(mine), asked, met, best, number(printed), floor])
     header = ["task", "pairs", "metric", "fmcpe", "asked for", "met", "best other", "fmcpe-paper", "reference"]
-    note = "fmcpe: the default recipe. Energy score in unconstrained θ, standardised by the prior. Lower is better, not so coverage."
+    note = "fmcpe: the default recipe. Energy score in unconstrained θ, standardised by the prior; lower is better."
     return Table("frontier", "Accuracy of the default recipe", header, rows, note)
 
 

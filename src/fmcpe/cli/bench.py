@@ -59,7 +59,8 @@ def _run(options: argparse.Namespace) -> int:
     names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
     # times are taken with nothing else running, so those experiments come apart and last
     groups = [[n for n in names if n not in ONE_AT_A_TIME], [n for n in names if n in ONE_AT_A_TIME]]
-    failed = done = total = 0
+    units: dict[str, str] = {}
+    done = 0
     for group in filter(None, groups):
         plans = {(name, options.preset): plan(name, options.preset) for name in group}
         jobs = options.jobs or (1 if group[0] in ONE_AT_A_TIME else None)
@@ -67,10 +68,11 @@ def _run(options: argparse.Namespace) -> int:
             options.out, plans, jobs=jobs, dask=options.dask, retry_failed=options.retry_failed,
             command=_typed(options), progress=Progress(f"{options.experiment} ({options.preset})"),
         )  # fmt: skip
-        failed, done, total = failed + outcome.failed, done + outcome.done_now, total + outcome.done + outcome.failed
-    say(
-        f"{options.experiment} ({options.preset}): {total - failed} of {total} units done, {done} of them now, in {options.out}"
-    )
+        units, done = units | outcome.statuses, done + outcome.done_now
+    states = list(units.values())
+    failed = states.count("failed")
+    title = f"{options.experiment} ({options.preset})"
+    say(f"{title}: {states.count('done')} of {len(states)} units done, {done} now, in {options.out}")
     if failed:
         sys.stderr.write(
             f"fmcpe bench: {failed} units failed; see fmcpe bench status --failures --out {options.out}, then --retry-failed\n"
