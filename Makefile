@@ -44,6 +44,8 @@ types: $(VENV)/.installed-dev ## Check the types
 bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/gaussian.py
 	$(BIN)/python benchmarks/npe_schedule.py
+	$(BIN)/python benchmarks/rope.py
+	$(BIN)/python benchmarks/baselines.py
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo

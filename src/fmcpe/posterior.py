@@ -23,7 +23,7 @@ CHUNK_NUMBERS = 2_000_000
 
 
 class CorrectedPosterior(NeuralPosterior):
-    """p(θ | y), as learned by `FMCPE.fit`. Every sbi tool that takes a posterior takes this one.
+    """p(θ | y), as learned by `FMCPE.fit` or by a baseline. Every sbi tool that takes a posterior takes this one.
 
     Args:
         corrector: The trained chain.
@@ -160,7 +160,7 @@ class CorrectedPosterior(NeuralPosterior):
             theta: Physical parameters, (N, p) or (p,).
             x: The real observation; the default one if None.
             track_gradients: Whether gradients with respect to `theta` are wanted.
-            num_source_samples: Draws of x̃ in the mixture.
+            num_source_samples: Draws of x̃ in the mixture; RoPE's is summed, not drawn.
             seed: Of these draws.
             **sbi_options: sbi's options for leakage, which have no meaning here.
 
@@ -319,7 +319,7 @@ class CorrectedPosterior(NeuralPosterior):
     def __repr__(self) -> str:
         return (
             f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.observation_shape)}, "
-            f"pairs={self.num_pairs}, stages={self.stages!r})"
+            f"pairs={self.num_pairs}, method={self.method!r}, stages={self.stages!r})"
         )
 
 

@@ -35,11 +35,15 @@ _ABSORB = 20.0  # ψ may move so far from the value in the kernel: e^20 is safe 
 _FLOOR = 1e-30  # of column sums, where all of a column has underflown; the next absorption lifts it
 
 
-def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """|a_i - b_k|² for rows of a (n, d) and b (K, d): (n, K)."""
-    centre = b.mean(0)  # cancellation is then harmless
+def relative_costs(a: Tensor, b: Tensor) -> Tensor:
+    """|a_i - b_k|² less a number for each row, for a (n, d) and b (K, d): (n, K).
+
+    A plan with exact rows does not depend on what is added to a row. Without |a_i|², an observation far from all simulations
+    does not drown the differences between them in rounding.
+    """
+    centre = b.mean(0)
     a, b = a - centre, b - centre
-    return torch.addmm(a.square().sum(1)[:, None] + b.square().sum(1), a, b.T, alpha=-2.0).clamp_min_(0.0)
+    return torch.addmm(b.square().sum(1).expand(a.shape[0], -1), a, b.T, alpha=-2.0)
 
 
 def semi_balanced_rows(
@@ -48,7 +52,7 @@ def semi_balanced_rows(
     """The rows of the plan, each divided by its mass: (n, K), every row a distribution over the columns.
 
     Args:
-        cost: C, (n, K); its type is the precision.
+        cost: C, (n, K), each row up to a constant; its type is the precision.
         gamma: Weight γ of the entropy.
         rho: Weight ρ of the columns' divergence from uniform; infinite for exact columns, 0 for free ones.
         tolerance: Largest mean |change of ψ|, weighted by the columns' masses, at which ψ is taken to be fixed: about the
@@ -147,7 +151,7 @@ class TransportMixture(Chain):
         batch = torch.cat([self.g(rows) for rows in y.split(2000)])
         # the mean of |b_k - b_l|² is twice the variance: known without forming the matrix
         unit = 2 * float(self.features.var(0).sum())
-        cost = squared_distances(torch.cat([batch, self.company]), self.features)
+        cost = relative_costs(torch.cat([batch, self.company]), self.features)
         return semi_balanced_rows(cost, self.gamma * unit, self.rho * unit)[: y.shape[0]]
 
     def draw_x(self, y: Tensor, copies: int = 1) -> Tensor:

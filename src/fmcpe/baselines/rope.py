@@ -15,7 +15,8 @@ x, and on a batch that is distributed as the prior says.
 
 γ and ρ are in units of the mean squared distance between two simulations, so they do not depend on the scale of h. As γ grows,
 every row of the plan becomes uniform and the posterior becomes the prior; as γ → 0 it becomes \( \hat p \) at the simulation
-that y is matched to.
+that y is matched to. The defaults are a compromise between sharpness and coverage on the `gaussian` and `pendulum` tasks, at 50
+and 200 pairs of seeds that no benchmark uses.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MATCHING = Training(
     training_batch_size=100,
     learning_rate=1e-3,
     validation_fraction=0.2,
-    stop_after_epochs=30,
+    stop_after_epochs=100,
     one_cycle=False,
     keep_start=True,
 )
@@ -68,15 +69,17 @@ class RoPE:
         device: Where it all happens.
     """
 
+    POOL = 5000
+
     def __init__(
         self,
         posterior: Any,
         simulator: Callable[[Tensor], Any] | None = None,
         prior: Distribution | None = None,
         *,
-        gamma: float = 0.02,
-        rho: float = 0.2,
-        num_simulations: int = 5000,
+        gamma: float = 0.05,
+        rho: float = 1.0,
+        num_simulations: int = POOL,
         simulations: tuple[Any, Any] | None = None,
         num_targets: int = 64,
         training: Training | None = None,
@@ -84,9 +87,9 @@ class RoPE:
     ) -> None:
         self.proposal, self.simulator = as_proposal(posterior, prior).to(device), simulator
         if not 0 < gamma < float("inf"):
-            raise ValueError(f"gamma={gamma} came; a positive number was expected. Try gamma=0.02.")
+            raise ValueError(f"gamma={gamma} came; a positive number was expected. Try gamma=0.05.")
         if not rho >= 0:
-            raise ValueError(f"rho={rho} came; a number of at least 0 was expected. Try rho=0.2.")
+            raise ValueError(f"rho={rho} came; a number of at least 0 was expected. Try rho=1.")
         if num_targets < 1:
             raise ValueError(f"num_targets={num_targets} came; at least 1 was expected. Try num_targets=64.")
         self.gamma, self.rho, self.num_targets = float(gamma), float(rho), num_targets

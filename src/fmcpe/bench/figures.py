@@ -20,7 +20,7 @@ COLORS = {
     "npe": "#999999", "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
-    "fmcpe-sequential": "#E69F00", "fmcpe-x-only": "#009E73", "fmcpe-theta-only": "#CC79A7",
+    "fmcpe-sequential": "#7C8FD0", "fmcpe-x-only": "#6DC3B0", "fmcpe-theta-only": "#5E3C99",
 }  # fmt: skip
 """Okabe and Ito's, which colour-blind readers can tell apart; a method has the same colour in every figure."""
 
@@ -49,7 +49,7 @@ def box_plots(
             if row == len(shown) - 1:
                 axes.set_xlabel("calibration pairs")
             if column == 0:
-                axes.set_ylabel(METRICS[metric][0].replace(" to the reference posterior", " to reference"), fontsize=9)
+                axes.set_ylabel(_short(metric), fontsize=9)
     handles = [Patch(color=COLORS[m], label=m + (" (no pairs)" if m in ("npe", "nnpe") else "")) for m in known]
     figure.legend(
         handles=handles, loc="outside upper center", ncols=min(len(handles), 3 + 2 * len(tasks)), frameon=False
@@ -84,6 +84,8 @@ def _boxes(
         axes.plot(points, np.concatenate(values), ".", color=color, ms=3.5)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_xlim(-0.6, len(sizes) - 0.4)
+    axes.use_sticky_edges = False
+    axes.margins(y=0.08)
     if metric in ("c2st", "joint_c2st"):
         axes.axhline(0.5, color="#BBBBBB", lw=0.8, zorder=0)
     if metric == "coverage_90":
@@ -103,7 +105,7 @@ def corners(results: Results, task: str, size: int, methods: Sequence[str]) -> F
             draws[method], truth, names = arrays["draws"], arrays["theta"], rows[0].metrics["theta_names"]
     if not draws or truth is None:
         return None
-    return corner(draws, truth, names)
+    return corner(draws, truth, names, colors=[COLORS[method] for method in draws])
 
 
 def ranks(results: Results, task: str, size: int, methods: Sequence[str]) -> Figure | None:
@@ -154,7 +156,7 @@ def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure |
             if row == len(tasks) - 1:
                 axes.set_xlabel("calibration pairs")
     handles = [Patch(color=COLORS[method], label=method) for method in methods]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)), frameon=False)
     return figure
 
 
@@ -216,6 +218,10 @@ def breakdown(results: Results) -> Figure | None:
     handles = [Patch(color=color, label=part) for part, color in zip(parts, colors, strict=True)]
     figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
     return figure
+
+
+def _short(metric: str) -> str:
+    return METRICS[metric][0].replace(" to the reference posterior", " to reference").split(", mean over")[0]
 
 
 def _any(results: Results, experiment: str, task: str, method: str, metric: str) -> bool:

@@ -1,87 +1,109 @@
-"""A method's name, and how it is fitted."""
+"""Every method that is compared, by the name it has in tables: the baselines, and FMCPE with its ablations.
+
+``METHODS[name](base, task, simulations)`` gives something with ``.fit(theta, y, seed=..., show_progress_bars=...)``, whatever
+the method needs: the base posterior, the task's simulator, its prior and its embedding, or simulations that were run before.
+Nothing is trained before `fit`.
+
+| name | |
+| --- | --- |
+| ``npe`` | the base posterior at y |
+| ``dpe`` | trained on the pairs alone |
+| ``mf-npe`` | the base posterior, fine-tuned on the pairs |
+| ``rope`` | mixture over simulations by optimal transport |
+| ``nnpe`` | trained on noisy simulations |
+| ``j-npe`` | trained on simulations and pairs together |
+| ``fmcpe`` | the default recipe, both flows jointly |
+| ``fmcpe-sequential`` | u_X first, then u_Θ |
+| ``fmcpe-x-only`` | u_X alone |
+| ``fmcpe-theta-only`` | u_Θ alone |
+| ``fmcpe-paper`` | the recipe of the paper |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from fmcpe.bench.units import Unit
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from fmcpe._random import seeded
+from fmcpe.baselines import DPE, JNPE, MFNPE, NNPE, NPE, RoPE
+from fmcpe.correction import FMCPE, Stages
+from fmcpe.posterior import CorrectedPosterior
+from fmcpe.tasks.base import Task
 
-    from fmcpe.tasks import Task
-
-Simulator = Callable[["Tensor"], "Tensor"]
-
-
-def fitted(unit: Unit, task: Task, base: Any, simulator: Simulator | None = None) -> Any:
-    """The posterior that the unit's method makes of its calibration pairs.
-
-    Args:
-        unit: What is asked for.
-        task: Its task.
-        base: Its base posterior.
-        simulator: In place of the task's, where its time is taken.
-    """
-    theta, y = task.calibration_set(unit.pairs, unit.set) if unit.pairs else (None, None)
-    method = build(unit, task, base, simulator or task.simulator)
-    return method.fit(theta, y, seed=unit.seed, show_progress_bars=False)
+Simulations = tuple[Tensor, Tensor]
 
 
-def build(unit: Unit, task: Task, base: Any, simulator: Simulator) -> Any:
-    """The unfitted method."""
-    from fmcpe import FMCPE
+class Method(Protocol):
+    """What `METHODS` gives."""
 
-    if unit.method.startswith("fmcpe"):
-        name = unit.method.removeprefix("fmcpe").removeprefix("-paper").removeprefix("-")
-        recipe = made_smaller("paper" if "-paper" in unit.method else "default", dict(unit.recipe))
-        return FMCPE(base, simulator, task.prior, recipe=recipe, stages=name or "joint")  # type: ignore[arg-type]
-    return _baseline(unit, task, base, simulator)
-
-
-def _baseline(unit: Unit, task: Task, base: Any, simulator: Simulator) -> Any:
-    from fmcpe import baselines
-    from fmcpe._random import seeded
-
-    with seeded(unit.seed):
-        embedding_net = task.embedding_net()
-        pool = None
-        if task.simulation_prior is not task.prior:  # the pool is of simulations, and those come from the wrong prior
-            theta = task.simulation_prior.sample((5000,))
-            pool = theta, simulator(theta)
-    few = dict(unit.recipe)  # of a smoke test: fewer epochs than each baseline's own
-    training = {} if "epochs" not in few else {"training": _shortened(unit.method, few["epochs"])}
-    own = {"training": _shortened(unit.method, unit.epochs)}
-    if unit.method == "npe":
-        return baselines.NPE(base, task.prior)
-    if unit.method == "dpe":
-        return baselines.DPE(task.prior, embedding_net, **training)
-    if unit.method == "mf-npe":
-        return baselines.MFNPE(base, task.prior, **training)
-    if unit.method == "rope":
-        return baselines.RoPE(base, simulator, task.prior, simulations=pool, **training)
-    if unit.method == "nnpe":
-        return baselines.NNPE(simulator, task.simulation_prior, unit.simulations, embedding_net, **own)
-    if unit.method == "j-npe":
-        return baselines.JNPE(simulator, task.simulation_prior, unit.simulations, embedding_net, **own)
-    raise ValueError(f"there is no method named {unit.method!r}; see fmcpe.bench.plan.METHODS.")
+    def fit(
+        self, theta: Any, y: Any, *, seed: int | None = None, show_progress_bars: bool = True
+    ) -> CorrectedPosterior:
+        """A posterior from calibration pairs."""
+        ...
 
 
-def _shortened(method: str, epochs: int) -> Any:
-    """A baseline's own training with another number of epochs."""
-    from fmcpe.baselines import dpe, mfnpe, rope
-    from fmcpe.training import Training
-
-    own = {"dpe": dpe.FEW_PAIRS, "mf-npe": mfnpe.FINE_TUNING, "rope": rope.MATCHING}.get(method, Training())
-    return replace(own, max_num_epochs=epochs)
+Factory = Callable[[Any, Task, Simulations | None], Method]
 
 
-def made_smaller(name: str, changed: dict[str, Any]) -> Any:
-    """A recipe with some fields changed; fields that this recipe does not have are left out."""
-    from fmcpe import Recipe
+def _npe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return NPE(base, task.prior)
 
-    recipe = Recipe.paper() if name == "paper" else Recipe.default()
-    known = {f.name for f in fields(recipe)}
-    return replace(recipe, **{field: value for field, value in changed.items() if field in known})
+
+def _dpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return DPE(task.prior, task.embedding_net())
+
+
+def _mfnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return MFNPE(base, task.prior)
+
+
+def _rope(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    pool = _from_simulation_prior(task, simulations, RoPE.POOL)
+    return RoPE(base, task.simulator, task.prior, simulations=pool and (pool[0][: RoPE.POOL], pool[1][: RoPE.POOL]))
+
+
+def _nnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    given = _from_simulation_prior(task, simulations)
+    return NNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
+
+
+def _jnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    given = _from_simulation_prior(task, simulations)
+    return JNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
+
+
+def _from_simulation_prior(task: Task, simulations: Simulations | None, number: int = 50_000) -> Simulations | None:
+    """Those that came; else none, and the method simulates for itself, unless simulations have a prior of their own."""
+    if simulations is not None or task.simulation_prior is task.prior:
+        return simulations
+    with seeded(0):
+        theta = task.simulation_prior.sample((number,))
+        return theta, task.simulator(theta)
+
+
+def _fmcpe(recipe: str = "default", stages: Stages = "joint") -> Factory:
+    def factory(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+        return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)
+
+    return factory
+
+
+METHODS: dict[str, Factory] = {
+    "npe": _npe,
+    "dpe": _dpe,
+    "mf-npe": _mfnpe,
+    "rope": _rope,
+    "nnpe": _nnpe,
+    "j-npe": _jnpe,
+    "fmcpe": _fmcpe(),
+    "fmcpe-sequential": _fmcpe(stages="sequential"),
+    "fmcpe-x-only": _fmcpe(stages="x-only"),
+    "fmcpe-theta-only": _fmcpe(stages="theta-only"),
+    "fmcpe-paper": _fmcpe(recipe="paper"),
+}
+
+WITHOUT_PAIRS = frozenset({"npe", "nnpe"})
+"""Methods whose answer is the same whatever the pairs are; a benchmark fits them once."""

@@ -43,6 +43,8 @@ th, td { text-align: left; padding: .18rem .7rem .18rem 0; vertical-align: top; 
 th { border-bottom: 1.5px solid var(--ink); font-weight: 600 } tr.new td { border-top: 1px solid var(--line) }
 table.claims { width: 100% } table.claims td:first-child { white-space: normal; width: 55% }
 figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: var(--quiet); font-size: 13.5px }
+figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
+@media (max-width: 800px) { figure.narrow { width: 100% } }
 details { margin: .5rem 0; border: 1px solid var(--line); border-radius: .3rem; padding: .4rem .8rem }
 summary { cursor: pointer; font-weight: 600; font-size: 14.5px }
 .missing, .warning { background: #fdf3dc; padding: .5rem .9rem }
@@ -88,13 +90,14 @@ def table_block(table: Table, name: str) -> str:
 
 
 def figure_block(figure: Figure, caption: str) -> str:
-    """A figure inside the page, as vectors that print well."""
+    """A figure inside the page, as vectors that print well. Narrow ones stand side by side."""
     vector = io.BytesIO()
     figure.savefig(vector, format="svg")
     source = f"data:image/svg+xml;base64,{base64.b64encode(vector.getvalue()).decode()}"
     width = round(96 * figure.get_figwidth())
+    kind = " class=narrow" if width < 900 and figure.get_figheight() > 0.8 * figure.get_figwidth() else ""
     return (
-        f'<figure><img alt="{escape(caption)}" width="{width}" src="{source}">'
+        f'<figure{kind}><img alt="{escape(caption)}" width="{width}" src="{source}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 

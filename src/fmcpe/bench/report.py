@@ -25,6 +25,7 @@ CORNER_METHODS = ("reference", "dpe", "mf-npe", "fmcpe-paper", "fmcpe")
 NOTES = {
     "main": "The paper's NPE in this figure is trained on the calibration pairs alone: that is dpe here. npe is the "
     "uncorrected base posterior. Joint W2 has a floor above zero: the reference posterior's value is drawn.",
+    "corner": "RoPE, NNPE, J-NPE and the uncorrected posterior are left out: they hide the others.",
     "sbc": "∪ means too narrow (over-confident) and ∩ too wide; the paper's text has the two the wrong way round.",
     "sensitivity": "Paper's space: " + paper.SPACE + ". " + paper.SCALE,
     "timing": "The paper trained on a GPU (RTX 3060), we on one CPU thread: compare ratios within a column, not columns.",
@@ -60,7 +61,7 @@ def _main(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
 def _corner(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     for task in results.tasks("main"):
         for size in [size for size in results.sizes("main") if size <= 200]:
-            caption = f"{task}, {size} pairs: first test observation, first calibration set. RoPE and NPE are left out."
+            caption = f"{task}, {size} pairs: first test observation, first calibration set."
             yield caption, figures.corners(results, task, size, CORNER_METHODS)
 
 

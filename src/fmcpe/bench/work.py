@@ -83,7 +83,7 @@ def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str,
 
     from fmcpe import tasks
     from fmcpe.bench.measure import measured, reference_draws
-    from fmcpe.bench.methods import fitted
+    from fmcpe.bench.fitting import fitted
 
     task, evaluation = tasks.get(unit.task, **dict(unit.options)), unit.evaluation
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
@@ -117,11 +117,11 @@ def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str,
 def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
     """Times alone: the fit and its parts, one draw for each of many observations, many draws for one."""
     from fmcpe.bench.clock import timed_parts
-    from fmcpe.bench.methods import fitted
+    from fmcpe.bench.fitting import fitted
 
     with timed_parts() as clock:
         started, cpu = time.perf_counter(), time.process_time()
-        posterior = fitted(unit, task, base, clock.timed("simulation", task.simulator))
+        posterior = fitted(unit, task, base, lambda simulator: clock.timed("simulation", simulator))
         fit_seconds, fit_cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
     number = unit.evaluation.timed
     y = task.test_set(number, 0)[1]
