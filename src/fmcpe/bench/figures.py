@@ -51,9 +51,7 @@ def box_plots(
             if column == 0:
                 axes.set_ylabel(_short(metric), fontsize=9)
     handles = [Patch(color=COLORS[m], label=m + (" (no pairs)" if m in ("npe", "nnpe") else "")) for m in known]
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=min(len(handles), 3 + 2 * len(tasks)), frameon=False
-    )
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 * len(tasks)), frameon=False)
     return figure
 
 

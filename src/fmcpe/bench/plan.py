@@ -209,19 +209,12 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
         for pairs in p.sizes:
             for task in tasks:
                 for method in methods:
-                    if method not in WITHOUT_PAIRS:
-                        yield Unit(
-                            "fit",
-                            task,
-                            method,
-                            task_options,
-                            p.simulations,
-                            p.epochs,
-                            pairs,
-                            number,
-                            p.recipe,
-                            p.evaluation,
-                        )
+                    if method in WITHOUT_PAIRS or (method in p.one_set and number):
+                        continue
+                    recipe = p.recipe_of(method)
+                    yield Unit(
+                        "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, recipe, p.evaluation
+                    )
 
 
 EXPERIMENTS: dict[str, Callable[[Preset], Iterable[Unit]]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fmcpe.bench import figures, paper, tables
+from fmcpe.bench import figures, frontier, paper, tables
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.page import badge, download, escape, figure_block, opening, page, repeat, table_block
 from fmcpe.bench.results import Results
@@ -130,11 +130,11 @@ def _frontier(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
         "Energy score and coverage of every method.",
         figures.box_plots(results, "frontier", ("energy", "coverage_90")),
     )
-    yield "", tables.frontier_table(results)
+    yield "", frontier.frontier_table(results)
 
 
 def _speed(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
-    yield "", tables.speed_table(results)
+    yield "", frontier.speed_table(results)
 
 
 SECTIONS = (

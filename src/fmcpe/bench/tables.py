@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from fmcpe.bench import paper
 from fmcpe.bench.plan import PRESETS
@@ -142,87 +139,3 @@ def sensitivity_table(results: Results, task: str) -> Table:
 
 def _grid_rows(results: Results, task: str) -> list:
     return results.select("sensitivity", task, "fmcpe-paper", None)
-
-
-TARGETS = {  # issue "The frontier": (task, metric) -> by size, (lowest, highest) that is asked for
-    ("gaussian", "c2st"): ((None, 0.97), (None, 0.68), (None, 0.57), (None, 0.53)),
-    ("gaussian", "coverage_90"): ((0.80, None), (0.86, 0.95), (0.87, 0.93), (0.88, 0.92)),
-    ("pendulum", "energy"): ((None, 0.55), (None, 0.40), (None, 0.28), (None, 0.18)),
-    ("pendulum", "coverage_80"): ((0.70, None), (0.72, 0.88), (0.74, 0.86), (0.75, 0.85)),
-}
-
-
-def frontier_table(results: Results, preset: str | None = None) -> Table:
-    """The default recipe against its targets, and against the best other method, by task and size."""
-    rows = []
-    for task in results.tasks("frontier"):
-        for size in results.sizes("frontier"):
-            column = paper.SIZES.index(size) if size in paper.SIZES else None
-            for metric in ("energy", "c2st", "coverage_80", "coverage_90"):
-                mine = results.values("frontier", task, "fmcpe", size, metric)
-                if not len(mine):
-                    continue
-                others = {
-                    m: results.mean("frontier", task, m, size, metric)
-                    for m in results.methods("frontier", task)
-                    if m not in ("fmcpe", "reference")
-                }
-                best = _best(others) if not metric.startswith("coverage") else ""
-                target = TARGETS.get((task, metric))
-                asked, met = _judged(target[column] if target and column is not None else None, float(mine.mean()))
-                floor = number(results.mean("frontier", task, "reference", size, metric))
-                printed = others.get("fmcpe-paper", math.nan)
-                rows.append([task, str(size), metric, spread(mine), asked, met, best, number(printed), floor])
-    header = ["task", "pairs", "metric", "fmcpe", "asked for", "met", "best other", "fmcpe-paper", "reference"]
-    note = "fmcpe: the default recipe. Energy score in unconstrained θ, standardised by the prior; lower is better."
-    return Table("frontier", "Accuracy of the default recipe", header, rows, note)
-
-
-def _best(others: dict[str, float]) -> str:
-    known = {method: value for method, value in others.items() if math.isfinite(value)}
-    if not known:
-        return ""
-    method = min(known, key=lambda name: known[name])
-    return f"{number(known[method])} ({method})"
-
-
-def _judged(target: tuple[float | None, float | None] | None, value: float) -> tuple[str, str]:
-    if target is None:
-        return "", ""
-    low, high = target
-    words = f"≤ {high}" if low is None else f"≥ {low}" if high is None else f"{low} to {high}"
-    ok = (low is None or value >= low) and (high is None or value <= high)
-    return words, "yes" if ok else "no"
-
-
-def speed_table(results: Results, preset: str | None = None) -> Table:
-    """The default recipe's times against the paper's recipe's."""
-    rows = []
-    for task in results.tasks("speed"):
-        for size in results.sizes("speed"):
-            pair = [results.select("speed", task, method, size) for method in ("fmcpe", "fmcpe-paper")]
-            if not all(pair):
-                continue
-            mine, theirs = (units[0].metrics for units in pair)
-            steps = mine["parts"]["gradient steps"]
-            rows.append([
-                task, str(size), number(mine["fit_seconds"]), number(theirs["fit_seconds"]),
-                _ratio(theirs["fit_seconds"], mine["fit_seconds"]), _ratio(mine["fit_seconds"], steps),
-                number(mine["inference_seconds"]), _ratio(theirs["inference_seconds"], mine["inference_seconds"]),
-                number(1000 * mine["one_observation_seconds"]),
-                ", ".join(f"{part} {100 * s / max(mine['fit_seconds'], 1e-9):.0f} %" for part, s in _largest(mine["parts"])),
-            ])  # fmt: skip
-    header = [
-        "task", "pairs", "fit, s", "paper's recipe, s", "ratio", "fit / its gradient steps", "inference, s", "ratio",
-        "1000 draws for one y, ms", "where the fit goes",
-    ]  # fmt: skip
-    note = "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster."
-    return Table("speed", "Speed of the default recipe", header, rows, note)
-
-
-def _largest(parts: dict[str, float]) -> Sequence[tuple[str, float]]:
-    return sorted(((k, v) for k, v in parts.items() if v > 0), key=lambda item: -item[1])[:5]
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"{a / b:.1f}" if b > 0 and np.isfinite(a) else ""

@@ -82,8 +82,8 @@ def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str,
     import numpy as np
 
     from fmcpe import tasks
-    from fmcpe.bench.measure import measured, reference_draws
     from fmcpe.bench.fitting import fitted
+    from fmcpe.bench.measure import measured, reference_draws
 
     task, evaluation = tasks.get(unit.task, **dict(unit.options)), unit.evaluation
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}

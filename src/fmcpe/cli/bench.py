@@ -78,11 +78,11 @@ def _run(options: argparse.Namespace) -> int:
             f"fmcpe bench: {failed} units failed; see fmcpe bench status --failures --out {options.out}, then --retry-failed\n"
         )
     if options.action in ("frontier", "speed"):
+        from fmcpe.bench.frontier import frontier_table, speed_table
         from fmcpe.bench.results import Results
-        from fmcpe.bench.tables import frontier_table, speed_table
 
         table = frontier_table if options.action == "frontier" else speed_table
-        say("\n" + table(Results.read(options.out), options.preset).as_text())
+        say("\n" + table(Results.read(options.out)).as_text())
     return 1 if failed else 0
 
 
