@@ -112,6 +112,7 @@ def test_a_unit_gives_the_same_numbers_again_and_leaves_torch_as_it_was(base):
     assert first.files.keys() == {"draws.npz"} and set(first.versions) >= {"fmcpe", "torch", "python"}
 
 
+@pytest.mark.slow
 def test_the_reference_posterior_scores_as_the_truth_should():
     """What every other method is measured with finds no fault in the exact posterior."""
     task = tasks.get("gaussian")
@@ -148,3 +149,16 @@ def test_the_clock_leaves_no_trace():
         clock.timed("simulation", sum)([1, 2])
     assert (Corrector.draw_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step")) == before
     assert clock.seconds["simulation"] > 0 and math.isclose(clock.seconds["gradient steps"], 0)
+
+
+@pytest.mark.slow
+def test_speed_runs_for_real_and_prints_its_table(tmp_path, capsys):
+    """The whole way: worker processes, base posteriors from files, fits, the table. Numbers mean nothing here."""
+    command = ["bench", "speed", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "20 of 20 units done, 20 now" in out and "gradient steps" in out
+    for task in ("gaussian", "pendulum", "wind-tunnel", "light-tunnel"):
+        assert task in out
+    assert main(command) == 0
+    assert "0 now" in capsys.readouterr().out
