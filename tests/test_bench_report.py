@@ -101,6 +101,7 @@ def test_the_papers_numbers_stand_beside_ours(run):
     row = next(row for row in table.rows if row[0] == "5" and row[1] == "T_X only")
     assert row[2] == "0.709 ± 0.168" and row[3] == number(results.mean("independence", "gaussian-ci alpha=5.0",
                                                                         "fmcpe-paper-x-only", None, "joint_c2st"))  # fmt: skip
+    assert row[table.header.index("differ")] == "yes", "0.709 and 2.6 differ"
     assert "standardised" in table.note and paper.SPACE in table.note
     grid = sensitivity_table(results, "pendulum")
     assert grid.rows[2][:3] == ["0.001", "1", "(2.6 ± 0.52)e-3"] and "none" in {row[1] for row in grid.rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,8 @@ class Progress:
         if not self.live or time.monotonic() - self._last < 0.5:
             return
         self._last = time.monotonic()
-        text = line(self.title, rows(), running, slots)
+        # a line that wraps could not be drawn over
+        text = line(self.title, rows(), running, slots)[: shutil.get_terminal_size().columns - 1]
         self.stream.write("\r" + text.ljust(self._width))
         self.stream.flush()
         self._width = len(text)

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,7 +271,9 @@ class Store:
             with self._lock:
                 if self._stop.is_set():
                     return
-                self._db.execute("UPDATE owners SET heartbeat = ? WHERE id = ?", (time.time(), self.owner))
+                # a heartbeat that finds the file locked for a minute is late, not the end of it
+                with suppress(sqlite3.OperationalError):
+                    self._db.execute("UPDATE owners SET heartbeat = ? WHERE id = ?", (time.time(), self.owner))
 
     def _is_gone(self, owner: Mapping[str, Any] | sqlite3.Row) -> bool:
         if owner["id"] == self.owner:
