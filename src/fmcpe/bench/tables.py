@@ -79,7 +79,7 @@ def independence_table(results: Results) -> Table:
     note = (
         'Mean ± std over seeds; "differ": by more than two standard deviations of the difference. Ours: unconstrained θ and y, '
         "standardised, both copies of a y in the same fold, so that the reference scores ½. Paper: "
-        f"{paper.SPACE}; plain folds, if it used them, are biased low. The matrices are drawn anew: the paper's are not printed."
+        f"{paper.SPACE}; plain folds, if it used them, are biased low. Matrices: drawn anew, the paper's are not printed."
     )
     return Table("independence", "Both maps against the x-map alone", header, rows, note)
 
