@@ -205,7 +205,7 @@ def test_what_needs_a_failed_base_posterior_fails_with_it_and_is_retried_with_it
 
 
 def test_a_unit_that_kills_its_worker_is_given_up_and_the_others_are_done(tmp_path):
-    outcome = run(tmp_path, {("main", "smoke"): UNITS}, jobs=1, perform=helpers.deadly)
+    outcome = run(tmp_path, {("main", "smoke"): UNITS}, jobs=2, perform=helpers.deadly)
     assert (outcome.failed, outcome.done) == (1, len(UNITS) - 1)
     assert "worker process died" in status(tmp_path)
 

@@ -100,6 +100,8 @@ class _Loop:
         self.units = {unit.id: unit for unit in units}
         self.flying: dict[str, Any] = {}
         self.landed: queue.Queue[str] = queue.Queue()
+        # when a worker dies, loky gives up all that was in flight: who did it shows when each of these runs alone
+        self.suspects: set[str] = set()
         self.done_now = 0
 
     def go(self) -> int:
@@ -128,8 +130,10 @@ class _Loop:
                 ready.append(identifier)
             elif base is not None and status == "failed" and self.store.claim([identifier]):
                 self.store.fail(identifier, f"its base posterior failed: see unit {base.id}\n")
-        while len(self.flying) < slots:
-            claimed = self.store.claim(i for i in ready if i not in self.flying)
+        while len(self.flying) < slots and not self.suspects & self.flying.keys():
+            claimed = self.store.claim(i for i in ready if i not in self.suspects)
+            if claimed is None and not self.flying:
+                claimed = self.store.claim(i for i in ready if i in self.suspects)
             if claimed is None:
                 return
             unit = self.units[claimed]
@@ -146,6 +150,7 @@ class _Loop:
             if isinstance(problem, KeyboardInterrupt):
                 raise
             error = f"a worker process died: {problem!r}"
+            self.suspects.add(identifier)
             if self.store.rows([identifier])[identifier].attempts >= MAX_DEATHS:
                 self.store.fail(identifier, f"{error} ({MAX_DEATHS} times; memory may be short)\n")
             else:
