@@ -1,23 +1,17 @@
-"""Measured chamber data: reading a folder in the published layout, its split, and downloads that fail or do not."""
+"""Measured chamber data: reading a folder in the published layout, and its split."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import socket
 import sys
-import zipfile
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from chamber_files import write_images, write_impulses
 
 from fmcpe import tasks
 from fmcpe.tasks.chambers import IMAGES, IMPULSES, Measurements
-
-NUM_RUNS, NUM_IMAGES = 30, 20
 
 
 @pytest.fixture(autouse=True)
@@ -29,37 +23,6 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-def write_impulses(root, columns=("hatch", "pressure_downwind"), rows=NUM_RUNS * 50, edit=lambda lines: lines):
-    rng = np.random.default_rng(0)
-    hatch = np.repeat(rng.integers(0, 451, NUM_RUNS) / 10, 50)
-    hatch[:50], hatch[50:100] = 0.0, 45.05  # the stepper motor may pass a bound by less than a step
-    values = {"counter": np.arange(len(hatch)), "hatch": hatch, "load_in": 0 * hatch}
-    values["pressure_downwind"] = 96_000 + rng.normal(size=len(hatch)).round(2) + np.arange(len(hatch)) % 50
-    names = ["counter", "load_in", *columns]
-    lines = [",".join(names)] + [",".join(str(values[n][i]) for n in names) for i in range(rows)]
-    folder = root / IMPULSES[0]
-    folder.mkdir(parents=True)
-    path = folder / f"{IMPULSES[1]}.csv"
-    path.write_text("\n".join(edit(lines)) + "\n")
-    return path, hatch.reshape(-1, 50), values["pressure_downwind"].reshape(-1, 50)
-
-
-def write_images(root, size=64, columns=("red", "green", "blue", "pol_1", "pol_2", "image_file")):
-    rng = np.random.default_rng(0)
-    folder = root / IMAGES[0] / IMAGES[1]
-    (folder / "images_64").mkdir(parents=True)
-    values = {name: rng.integers(0, 256, NUM_IMAGES) for name in ("red", "green", "blue")}
-    values |= {name: rng.integers(-1800, 1801, NUM_IMAGES) / 10 for name in ("pol_1", "pol_2")}
-    values["pol_1"][0] = values["pol_2"][0]
-    values["image_file"] = np.array([f"im_{i:02d}.png" for i in range(NUM_IMAGES)])
-    pixels = rng.integers(0, 256, (NUM_IMAGES, size, size, 3), dtype=np.uint8)
-    for name, image in zip(values["image_file"], pixels, strict=True):
-        Image.fromarray(image).save(folder / "images_64" / name)
-    lines = [",".join(columns)] + [",".join(str(values[n][i]) for n in columns) for i in range(NUM_IMAGES)]
-    (folder / f"{IMAGES[1]}.csv").write_text("\n".join(lines) + "\n")
-    return folder, values, pixels
 
 
 def test_measured_impulses_are_what_is_in_the_file(tmp_path):
@@ -141,6 +104,26 @@ def test_wrong_impulses_are_refused(tmp_path):
             tasks.get("wind-tunnel", data=tmp_path / str(number))
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_csv_files_of_spreadsheets_are_read(tmp_path, newline):
+    """They may start with a byte-order mark, have quotes, and end their lines otherwise."""
+    path, _, _ = write_impulses(tmp_path, columns=("hatch", "pressure_downwind"), first_column="hatch")
+    expected = tasks.get("wind-tunnel", data=tmp_path).test_set(12, seed=0)
+    lines = path.read_text().splitlines()
+    lines[0] = ",".join(f'"{name}"' for name in lines[0].split(","))
+    path.write_bytes(newline.join(lines).encode("utf-8-sig"))
+    assert path.read_bytes().startswith(b'\xef\xbb\xbf"hatch"')
+    assert all(map(torch.equal, tasks.get("wind-tunnel", data=tmp_path).test_set(12, seed=0), expected))
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\x00", "hatch,pressure_downwind\n1,2\n".encode("utf-16")])
+def test_files_that_are_no_text_are_refused(tmp_path, content):
+    path, _, _ = write_impulses(tmp_path)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is not text in UTF-8 \(byte 0 is 0x(89|ff)\), but a csv file was expected"):
+        tasks.get("wind-tunnel", data=tmp_path)
+
+
 def test_wrong_images_are_refused(tmp_path):
     write_images(tmp_path / "a", columns=("red", "green", "blue", "pol_1", "image_file"))
     with pytest.raises(ValueError, match="no column 'pol_2'"):
@@ -159,89 +142,3 @@ def test_wrong_images_are_refused(tmp_path):
     (folder / "images_64").rename(folder / "images_100")
     with pytest.raises(FileNotFoundError, match="images_64 is not there"):
         tasks.get("light-tunnel", data=tmp_path / "c")
-
-
-class Reply:
-    """What `requests` would return."""
-
-    status_code = 200
-
-    def __init__(self, content: bytes, fail_after: int | None = None):
-        self.content, self.fail_after, self.headers = content, fail_after, {"content-length": str(len(content))}
-
-    def iter_content(self, _size):
-        yield self.content[: self.fail_after]
-        if self.fail_after is not None:
-            raise ConnectionResetError("the connection broke")
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """The causalchamber package with the network replaced: the archive it serves can be spoilt."""
-    requests = pytest.importorskip("requests")
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.importorskip("causalchamber")
-    write_impulses(tmp_path / "source")
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in (tmp_path / "source").rglob("*.csv"):
-            file.write(path, path.relative_to(tmp_path / "source"))
-    state = {"archive": archive.getvalue(), "md5": hashlib.md5(archive.getvalue()).hexdigest(), "fail_after": None}
-
-    def get(url, **_kwargs):
-        if state["archive"] is None:
-            raise requests.ConnectionError("no route to host")
-        if url.endswith("directory.yaml"):
-            return Reply(f"datasets:\n  {IMPULSES[0]}: {{url: https://x/wt.zip, md5: '{state['md5']}'}}".encode())
-        return Reply(state["archive"], state["fail_after"])
-
-    monkeypatch.setattr(requests, "get", get)
-    monkeypatch.setattr(requests, "head", get)
-    for name in [name for name in sys.modules if name.startswith("causalchamber.datasets")]:
-        monkeypatch.delitem(sys.modules, name)  # its list of data sets is fetched on import
-    yield state
-    for name in [name for name in sys.modules if name.startswith("causalchamber.datasets")]:
-        del sys.modules[name]
-
-
-def test_download_announces_fetches_and_checks(server, tmp_path, capsys):
-    said: list[str] = []
-    folder = tasks.download("wind-tunnel", tmp_path / "data", say=said.append)
-    assert folder == tmp_path / "data" / IMPULSES[0]
-    assert f"Fetching {IMPULSES[0]}" in said[0]
-    assert f"https://x/wt.zip ({len(server['archive']) / 1e6:.1f} MB)" in said[0]
-    assert [entry.name for entry in (tmp_path / "data").iterdir()] == [IMPULSES[0]]
-    assert tasks.get("wind-tunnel", data=tmp_path / "data").calibration_set(3, seed=0)[1].shape == (3, 50)
-    server["archive"] = None  # what is there is not fetched again
-    assert tasks.download("wind-tunnel", tmp_path / "data") == folder
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("spoil", ["checksum", "interrupted", "not an archive", "other folder"])
-def test_failed_downloads_leave_nothing(server, tmp_path, spoil):
-    if spoil == "checksum":
-        server["md5"] = "0" * 32
-    elif spoil == "interrupted":
-        server["fail_after"] = 100
-    elif spoil == "not an archive":
-        server |= {"archive": b"<html>", "md5": hashlib.md5(b"<html>").hexdigest()}
-    else:
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr("something/else.csv", "a\n")
-        server |= {"archive": archive.getvalue(), "md5": hashlib.md5(archive.getvalue()).hexdigest()}
-    with pytest.raises(RuntimeError, match="Nothing was kept"):
-        tasks.download("wind-tunnel", tmp_path / "data", say=lambda _text: None)
-    assert list((tmp_path / "data").iterdir()) == []
-
-
-def test_downloads_without_network_or_package_say_so(server, tmp_path, monkeypatch):
-    server["archive"] = None
-    with pytest.raises(ConnectionError, match="a network was expected"):
-        tasks.download("wind-tunnel", tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-    with pytest.raises(ValueError, match="no measurements to download for 'pendulum'"):
-        tasks.download("pendulum", tmp_path)
-    monkeypatch.setitem(sys.modules, "causalchamber", None)
-    with pytest.raises(ImportError, match=r"fmcpe\[chambers\]"):
-        tasks.download("wind-tunnel", tmp_path / "data")

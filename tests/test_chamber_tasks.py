@@ -17,8 +17,8 @@ import fmcpe
 from fmcpe import tasks
 from fmcpe._random import seeded
 from fmcpe.tasks.light_tunnel_model import Camera, Photographs, hexagon
-from fmcpe.tasks.wind_tunnel import HatchMixture
 from fmcpe.tasks.wind_tunnel_model import DURATION, Impulse, Tunnel
+from fmcpe.tasks.wind_tunnel_prior import HatchMixture
 
 CORNERS = torch.tensor(
     [[r, g, b, a] for r in (0.0, 255.0) for g in (0.0, 255.0) for b in (0.0, 255.0) for a in (0.0, 1.0)]

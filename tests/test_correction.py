@@ -105,8 +105,7 @@ def test_numpy_simulators_repeat_too(base, pairs):
 def test_the_best_validation_weights_are_kept(base, pairs):
     """At a high rate the last weights are far worse than the best; those that come back score like the best."""
     wild = Recipe(
-        epochs=4, validate_every=1, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=0.3,
-        keep_only_what_helps=False,
+        warm_start=False, epochs=4, validate_every=1, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=0.3,
     )  # fmt: skip
     posterior = fit(base, pairs, recipe=wild)
     total = [
@@ -122,7 +121,7 @@ def test_the_best_validation_weights_are_kept(base, pairs):
 
 
 def test_divergence_is_an_error_not_a_posterior(base, pairs):
-    hopeless = Recipe(epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12, keep_only_what_helps=False)
+    hopeless = Recipe(warm_start=False, epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12)
     with pytest.raises(RuntimeError, match="diverged"):
         fit(base, pairs, recipe=hopeless)
 
@@ -162,22 +161,6 @@ def test_series_and_images(shape):
     assert posterior.sample((4,), x=pictures(theta[:1])[0]).shape == (4, 2)
     with pytest.raises(NotImplementedError, match="no density"):
         posterior.log_prob(theta, x=pictures(theta[:1]))
-
-
-def test_evidence_keeps_only_what_helps(base):
-    """A correction fitted to nonsense is dropped; one that mends a gross error is kept, and the summary says so."""
-    torch.manual_seed(0)
-    theta = PRIOR.sample((60,))
-    clean, gross = simulate(theta), simulate(theta) + torch.tensor([3.0, -6.0, 2.0])
-    recipe = Recipe(epochs=1, steps=4, hidden=16, blocks=1, embedding_dim=4)
-    dropped = fit(base, (theta, clean), recipe=recipe)
-    assert dropped.stages == "none"
-    assert dropped.corrector.u_x is None
-    assert "Kept: uncorrected" in dropped.summary()
-    kept = fit(base, (theta, gross), recipe=Recipe(epochs=150, steps=8, hidden=32, blocks=2, embedding_dim=8))
-    assert kept.stages != "none"
-    scores = {k: v[0] for k, v in kept.history.items() if k.startswith("evidence_")}
-    assert min(scores.values()) < 0.7 * scores["evidence_none"]
 
 
 def pairs_of(n):
@@ -244,8 +227,10 @@ def test_wrong_settings_are_refused(base):
 def test_paper_and_default_recipes():
     paper = Recipe.paper()
     assert (paper.learning_rate, paper.clip, paper.batch_size, paper.validation_fraction) == (1e-3, 1.0, 256, 0.2)
-    assert (paper.solver, paper.steps, paper.keep_only_what_helps) == ("euler", 50, False)
-    assert Recipe.default().keep_only_what_helps
+    assert (paper.solver, paper.steps, paper.warm_start, paper.summaries) == ("euler", 50, False, False)
+    assert (paper.width(100), paper.width(1000)) == (64, 128)
+    assert Recipe.default() == Recipe()
+    assert Recipe.default().warm_start
 
 
 def test_few_pairs_warn(base):

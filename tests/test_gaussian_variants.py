@@ -25,7 +25,7 @@ def test_gaussian_prior_is_the_gaussian_task_with_other_simulations():
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_gaussian_ci_pairs_come_with_their_simulations(alpha):
     task = tasks.get("gaussian-ci", alpha=alpha)
-    theta, y, x = task.paired_calibration_set(300, seed=1)
+    theta, y, x = task.calibration_set(300, seed=1, paired=True)
     assert all(torch.equal(a, b) for a, b in zip((theta, y), task.calibration_set(300, seed=1), strict=True))
     noise = y.double() - x.double() @ task._C.T - alpha * theta.double() @ task._D.T
     assert float(noise.std()) == pytest.approx(0.3, rel=0.05)

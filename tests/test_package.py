@@ -25,11 +25,13 @@ def test_importing_does_nothing():
     ]
 
 
-def test_help_does_not_wait_for_torch():
+@pytest.mark.parametrize("command", [[], ["demo"], ["download"]])
+def test_help_does_not_wait_for_torch(command):
     out = python(
-        "import sys, fmcpe.cli\ntry: fmcpe.cli.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+        f"import sys, fmcpe.cli\ntry: fmcpe.cli.main({[*command, '--help']})\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'sbi', 'numpy', 'matplotlib'} & set(sys.modules)"
     )
-    assert "demo" in out
+    assert all(name in out for name in ("demo", "download")) if not command else "usage: fmcpe " + command[0] in out
 
 
 def test_using_a_name_changes_only_what_sbi_changes():
@@ -47,12 +49,14 @@ assert state() == before
     python(before_and_after)
 
 
-def test_every_public_name_exists():
-    for name in fmcpe.__all__:
-        assert getattr(fmcpe, name) is not None
-    assert set(fmcpe.__all__) <= set(dir(fmcpe))
+@pytest.mark.parametrize("module", [fmcpe, fmcpe.tasks])
+def test_every_public_name_exists(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(module.__all__) <= set(dir(module))
+    assert callable(fmcpe.tasks.download)  # and not a module of that name
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = fmcpe.nonsense
+        _ = module.nonsense
 
 
 def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path, capsys):

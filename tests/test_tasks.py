@@ -78,6 +78,14 @@ def test_sets_are_nested_reproducible_and_disjoint(task):
     assert len(torch.cat([theta, test_theta, other_theta]).unique(dim=0)) == 3 * (BLOCK + 50)
 
 
+def test_paired_simulations_come_where_y_is_built_from_one(task):
+    if task.name != "gaussian-ci":
+        with pytest.raises(NotImplementedError, match=rf"'{task.name}' is not built from a simulation"):
+            task.calibration_set(3, seed=0, paired=True)
+        return
+    assert [len(rows) for rows in task.calibration_set(BLOCK + 1, seed=0, paired=True)] == [BLOCK + 1] * 3
+
+
 def test_sets_follow_the_real_process(task):
     n = 1000 if len(task.x_shape) == 3 else 4000
     with seeded(0):
@@ -164,6 +172,20 @@ def test_ranks_are_uniform(task, side):
     slow = task.name == "pendulum" or (task.name, side) == ("light-tunnel", "real")
     pairs = 24 if slow else 300
     assert min(rank_p_values(task, side, pairs)) > 1e-3
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gaussian-prior", {"delta": -1.0, "alpha": 0.5}),
+        ("wind-tunnel-prior", {"tau": 0.5}),
+        ("gaussian-ci", {"alpha": 0.0}),
+        ("gaussian-ci", {"alpha": 5.0}),
+    ],
+)
+def test_ranks_are_uniform_with_other_options(name, options, side):
+    assert min(rank_p_values(tasks.get(name, **options), side, 150)) > 1e-3
 
 
 # With large noise the prior of A decides, and a wrong volume element of (A, φ) shows; with the default it cannot.

@@ -15,6 +15,7 @@ from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
 from fmcpe.networks import ChannelsFirst
+from fmcpe.roughen import RoughnessAware
 
 _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features"),
@@ -51,6 +52,9 @@ def describe(net: nn.Module | None) -> dict[str, Any] | None:
     if type(net) is nn.Sequential:
         parts = [describe(layer) for layer in net]
         return None if None in parts else {"layer": "Sequential", "parts": parts}
+    if isinstance(net, RoughnessAware):
+        inner = describe(net.net)
+        return None if inner is None else {"layer": "RoughnessAware", "parts": [inner]}
     if type(net) not in _LAYERS:
         return None
     assert net is not None
@@ -66,6 +70,8 @@ def build(description: dict[str, Any]) -> nn.Module:
     """The network of a description, with fresh weights."""
     if description["layer"] == "Sequential":
         return nn.Sequential(*(build(part) for part in description["parts"]))
+    if description["layer"] == "RoughnessAware":
+        return RoughnessAware(build(description["parts"][0]))
     if description["layer"] not in _BY_NAME:
         raise ValueError(
             f"the file names an unknown layer {description['layer']!r}; it was not written by this library."

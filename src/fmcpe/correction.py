@@ -30,8 +30,9 @@ from tqdm.auto import tqdm
 from fmcpe._checks import CheckedSimulator, as_pairs
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
+from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
-from fmcpe.evidence import keep_what_helps
+from fmcpe.crossfit import CrossFit
 from fmcpe.flow import matching_loss
 from fmcpe.networks import VelocityField, embedding_for, embedding_width
 from fmcpe.ode import Solver
@@ -98,31 +99,46 @@ class FMCPE:
             The corrected posterior; ``x=`` of its methods is the real observation.
         """
         theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.raw_shape)
-        # an embedding_net of the user's own is made for raw data
-        proposal = self.proposal.summarised() if self.recipe.summaries and self.embedding_net is None else self.proposal
-        simulator = self._simulator(proposal, y.shape[1:], x)
         if theta.shape[0] < 10:
             warnings.warn(
-                f"only {theta.shape[0]} calibration pairs: two of them or fewer decide when training stops, and the result "
-                "may be badly calibrated. Ten or more are advised.",
+                f"only {theta.shape[0]} calibration pairs: so few cannot say when training should stop, and the result may be "
+                "badly calibrated. Ten or more are advised.",
                 FMCPEWarning,
                 stacklevel=2,
             )
+        fit = self._fit_warm if self.recipe.warm_start and self.embedding_net is None else self._fit_flows
         started = time.perf_counter()
         with seeded(seed):
-            summarise = proposal.summarise
-            pairs = _Pairs(
-                theta.to(self.device), summarise(y.to(self.device)), None if x is None else summarise(x.to(self.device))
-            )
-            corrector = self._build(proposal, pairs, simulator)
-            training, validation = pairs.split(self.recipe.validation_fraction)
-            history = _train(corrector, training, validation, simulator, self.recipe, self.stages, show_progress_bars)
-            kept: str = self.stages
-            if self.recipe.keep_only_what_helps:
-                kept, scores = keep_what_helps(corrector, validation.theta, validation.y, self.stages)
-                history |= {f"evidence_{name}": [value] for name, value in scores.items()}
+            pairs = _Pairs(theta.to(self.device), y.to(self.device), None if x is None else x.to(self.device))
+            chain, kept, history = fit(pairs, show_progress_bars)
         history["seconds"] = [time.perf_counter() - started]
-        return CorrectedPosterior(corrector.eval(), self.recipe, kept, history, num_pairs=theta.shape[0])
+        return CorrectedPosterior(chain.eval(), self.recipe, kept, history, num_pairs=theta.shape[0])
+
+    def _fit_flows(self, pairs: _Pairs, show_progress_bars: bool) -> tuple[Chain, str, dict[str, list[float]]]:
+        """The method of the paper: both flows, trained jointly."""
+        # an embedding_net of the user's own is made for raw data
+        proposal = self.proposal.summarised() if self.recipe.summaries and self.embedding_net is None else self.proposal
+        simulator = self._simulator(proposal, pairs.y.shape[1:], pairs.x)
+        summarise = proposal.summarise
+        pairs = _Pairs(pairs.theta, summarise(pairs.y), None if pairs.x is None else summarise(pairs.x))
+        corrector = self._build(proposal, pairs, simulator)
+        training, validation = pairs.split(self.recipe.validation_fraction)
+        history = _train(corrector, training, validation, simulator, self.recipe, self.stages, show_progress_bars)
+        return corrector, self.stages, history
+
+    def _fit_warm(self, pairs: _Pairs, show_progress_bars: bool) -> tuple[Chain, str, dict[str, list[float]]]:
+        """The default recipe: a warm start that evidence chooses, refined by the θ-flow (`fmcpe.crossfit`)."""
+        theta, y, x = pairs
+        simulator = self._simulator(self.proposal, y.shape[1:], x)
+        prior_theta = self.proposal.prior.sample((self.recipe.num_statistics,)).to(self.device, torch.float32)
+        replay, simulations = None, None if x is None else x[:, None]
+        if simulator is not None:
+            replay = prior_theta, simulator(prior_theta)
+            copies = self.recipe.num_simulations
+            simulations = simulator(theta.repeat_interleave(copies, dim=0)).unflatten(0, (len(theta), copies))
+        space = ParameterSpace(self.proposal.prior, prior_theta)
+        fit = CrossFit(self.proposal, theta, y, simulations, replay, space, self.recipe, show_progress_bars)
+        return fit.run(self.stages)
 
     def _simulator(self, proposal: Proposal, shape: torch.Size, x: Tensor | None) -> Simulator | None:
         """The user's simulator, checked, followed by the summary that the flows work on."""
@@ -149,7 +165,7 @@ class FMCPE:
         def field(dim: int) -> VelocityField:
             user = self.embedding_net
             net = embedding_for(tuple(shape), recipe.embedding_dim) if user is None else copy.deepcopy(user)
-            return VelocityField(dim, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
+            return VelocityField(dim, net, embedding_width(net, shape), recipe.width(len(pairs.y)), recipe.blocks)
 
         return Corrector(
             proposal,

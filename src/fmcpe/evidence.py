@@ -1,41 +1,59 @@
-"""Which stages are kept: a proper score on pairs that were not trained on.
+"""Which answer is kept: a proper score on pairs that were not trained on.
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
-average, for the true posterior, and it needs no density. Each way of answering (uncorrected, x-flow alone, both flows) is
-scored on the same held-out pairs, and the best is kept: where the simulator is right, the correction removes itself.
+average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs, from
+the most modest to the most daring, and a more daring one has to be better by a standard error of the difference. Where
+the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
+pairs by nearly a standard error, or the pairs carry no information; with few, where evidence is weak, the prior has to be
+the one that is better.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
-from fmcpe.corrector import Corrector
 from fmcpe.metrics import energy_score
 
-NUM_DRAWS = 64
+PRIOR = "prior"
+_FEW_PAIRS = 10
+"""With so many pairs, the prior has to be better by a standard error to be the answer."""
 
 
-def keep_what_helps(corrector: Corrector, theta: Tensor, y: Tensor, stages: str) -> tuple[str, dict[str, float]]:
-    """Remove from `corrector` every flow that does not pay on the held-out pairs (`theta`, `y`).
+class Evidence(NamedTuple):
+    """Left-out energy scores of one way to answer."""
 
-    Args:
-        corrector: A trained chain; its ``u_x`` and ``u_theta`` are set to None where they are dropped.
-        theta: Physical parameters, (N, p).
-        y: Real observations, (N, ...).
-        stages: What was trained.
+    scores: Tensor
+    """One for each pair."""
 
-    Returns:
-        What is left, ``"none"``, ``"x-only"`` or `stages`, and the mean energy score of each candidate.
-    """
-    flows = {stages: (corrector.u_x, corrector.u_theta), "none": (None, None)}
-    if corrector.u_x is not None and corrector.u_theta is not None:
-        flows["x-only"] = (corrector.u_x, None)
-    truth = corrector.space.to_z_safely(theta)
-    scores = {}
-    for name, (u_x, u_theta) in flows.items():
-        corrector.u_x, corrector.u_theta = u_x, u_theta
-        draws = corrector.draw_theta(y, copies=NUM_DRAWS).unflatten(0, (y.shape[0], NUM_DRAWS)).movedim(0, 1)
-        scores[name] = energy_score(corrector.space.to_z_safely(draws), truth)
-    kept = min(scores, key=lambda name: scores[name])
-    corrector.u_x, corrector.u_theta = flows[kept]
-    return kept, scores
+    @property
+    def mean(self) -> float:
+        return float(self.scores.mean())
+
+    def beats(self, other: Evidence, standard_errors: float = 1.0) -> bool:
+        """Whether the mean difference, pair by pair, is more than so many of its standard errors."""
+        gain = other.scores - self.scores
+        error = gain.std() / len(gain) ** 0.5 if len(gain) > 1 else torch.tensor(torch.inf)
+        return bool(gain.mean() > standard_errors * error)
+
+
+def left_out(draws: Tensor, truth: Tensor) -> Evidence:
+    """The evidence in draws (N, S, p) for left-out pairs with the truth (N, p), both in z."""
+    return Evidence(energy_score(draws.movedim(0, 1).cpu(), truth.cpu(), reduce=False))
+
+
+def choose(candidates: dict[str, Evidence]) -> str:
+    """The name of what is kept, of candidates from the most modest to the most daring."""
+    names = iter(candidates)
+    kept = next(names)
+    for name in names:
+        if candidates[name].beats(candidates[kept]):
+            kept = name
+    return kept
+
+
+def is_informed(kept: Evidence, prior: Evidence) -> bool:
+    """Whether what is kept is better than the prior, as far as so many pairs can tell."""
+    return kept.beats(prior, max(-1.0, 1 - 2 * _FEW_PAIRS / len(prior.scores)))

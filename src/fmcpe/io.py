@@ -8,7 +8,6 @@ density estimator, the weights of the file replace its own, in a copy: what was 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import tempfile
@@ -26,16 +25,10 @@ from torch import Tensor, nn
 from fmcpe._checks import parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
-from fmcpe.architecture import build, build_prior, describe, describe_prior
-from fmcpe.chain import Chain
-from fmcpe.corrector import Corrector
-from fmcpe.networks import VelocityField, embedding_width
-from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
-from fmcpe.ode import Solver
-from fmcpe.proposal import DensityProposal, Proposal, SummaryProposal, as_proposal
+from fmcpe.blueprint import build_base, build_chain, describe_base, describe_chain, made_by_train_npe, under
+from fmcpe.proposal import SummaryProposal
 from fmcpe.recipe import Recipe
-from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
-from fmcpe.transport import TransportMixture
+from fmcpe.spaces import ParameterSpace
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
@@ -47,8 +40,8 @@ _REQUIRED = {"recipe", "stages", "history", "num_pairs", "x_shape", "theta_dim",
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     """Write `posterior` to `path`, whole or not at all."""
     path, corrector = Path(path), posterior.corrector
-    base, base_tensors = _describe_base(corrector.proposal)
-    if base["kind"] == "external" and _source(corrector.proposal) is not None:
+    base, base_tensors = describe_base(corrector.proposal)
+    if base["kind"] == "external" and made_by_train_npe(corrector.proposal):
         warnings.warn(
             "the base posterior has a prior or an embedding_net that a file cannot describe, and is not in it: keep it, and "
             "load with fmcpe.load(path, posterior=the_base_posterior).",
@@ -67,7 +60,7 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         "theta_dim": corrector.space.dim,
         "method": posterior.method,
         "base": base,
-    } | _describe_chain(corrector)
+    } | describe_chain(corrector)
     tensors = {f"corrector.{k}": v for k, v in corrector.state_dict().items()} | base_tensors
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
@@ -115,7 +108,7 @@ def _rebuild(
 ) -> CorrectedPosterior:
     from fmcpe.posterior import CorrectedPosterior
 
-    proposal = _build_base(manifest, tensors, posterior, path)
+    proposal = build_base(manifest, tensors, posterior, path)
     shape, dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"]
     if proposal.raw_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
         raise ValueError(
@@ -124,16 +117,11 @@ def _rebuild(
             "Pass the base posterior that was corrected."
         )
 
-    if posterior is not None:
-        proposal = _with_weights(proposal, _under(tensors, "base."), path)
     proposal = proposal.summarised() if manifest["summaries"] else proposal
     recipe = Recipe(**manifest["recipe"])
     space = ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32))
-    state = _under(tensors, "corrector.")
-    if "transport" in manifest:
-        chain: Chain = _build_transport(manifest["transport"], proposal, space, state, shape)
-    else:
-        chain = _build_flows(manifest, proposal, space, recipe, shape, embedding_net, path)
+    state = under(tensors, "corrector.")
+    chain = build_chain(manifest, proposal, space, recipe, state, embedding_net, path)
     chain.load_state_dict(state)
     loaded = CorrectedPosterior(
         chain.eval(),
@@ -144,55 +132,6 @@ def _rebuild(
         manifest.get("method", "FMCPE"),
     )
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
-
-
-def _describe_chain(chain: Chain) -> dict[str, Any]:
-    """What the file says of how the chain was built."""
-    if isinstance(chain, TransportMixture):
-        embedded = not isinstance(chain.g, FlatStandardiser)
-        return {"embedding": None, "transport": {"gamma": chain.gamma, "rho": chain.rho, "embedded": embedded}}
-    assert isinstance(chain, Corrector)
-    field = chain.u_theta or chain.u_x
-    return {"embedding": None if field is None else describe(field.embedding)}
-
-
-def _build_transport(
-    says: dict[str, Any], proposal: Proposal, space: ParameterSpace, state: dict[str, Tensor], shape: torch.Size
-) -> TransportMixture:
-    # weights come from the file; the network is a copy of the base posterior's embedding, as it was when it was fitted
-    g = copy.deepcopy(proposal.embedding) if says["embedded"] else FlatStandardiser(torch.zeros(2, *shape))
-    assert g is not None
-    pool, features, company = (torch.empty_like(state[name]) for name in ("pool", "features", "company"))
-    return TransportMixture(proposal, space, g, pool, features, company, shape, says["gamma"], says["rho"])
-
-
-def _build_flows(
-    manifest: dict[str, Any],
-    proposal: Proposal,
-    space: ParameterSpace,
-    recipe: Recipe,
-    shape: torch.Size,
-    embedding_net: nn.Module | None,
-    path: str | Path,
-) -> Corrector:
-    shape = shape if proposal.x_shape is None else proposal.x_shape
-    stages = manifest["stages"]
-
-    def field(size: int) -> VelocityField:
-        net = _embedding(manifest["embedding"], embedding_net, path)
-        return VelocityField(size, net, embedding_width(net, shape), recipe.hidden, recipe.blocks)
-
-    placeholder = torch.zeros(2, *shape)
-    return Corrector(
-        proposal,
-        space,
-        Standardiser(placeholder),
-        Standardiser(placeholder),
-        u_x=None if stages in ("theta-only", "none") else field(shape.numel()),
-        u_theta=None if stages in ("x-only", "none") else field(space.dim),
-        sigma=recipe.sigma,
-        solver=Solver(recipe.solver, recipe.steps),
-    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -221,79 +160,3 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} has a manifest without {', '.join(sorted(missing))}; it was not written by posterior.save(...)."
         )
     return manifest, tensors
-
-
-def _describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says of the base posterior, with its weights if it can hold them."""
-    says: dict[str, Any] = {"kind": "external", "class": type(proposal).__name__, "support": None}
-    tensors: dict[str, Tensor] = {}
-    support = describe_prior(proposal.prior)
-    if support is not None:
-        says["support"] = support[0]
-        tensors |= {f"support.{k}": v for k, v in support[1].items()}
-
-    if isinstance(proposal, DensityProposal):
-        tensors |= {f"base.{k}": v for k, v in proposal.estimator.state_dict().items()}
-    source = _source(proposal)
-    if support is None or source is None:
-        return says, tensors
-    # the prior of the simulations shapes the network; that of the pairs, usually the same, bounds the answers
-    prior, embedding = describe_prior(source.prior), describe(source.embedding_net)
-    if prior is None or (source.embedding_net is not None and embedding is None):
-        return says, tensors
-    tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
-    return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
-
-
-def _source(proposal: Proposal) -> NPEPosterior | None:
-    """The posterior that `train_npe` made, if that is what is behind the proposal."""
-    posterior = proposal.posterior if isinstance(proposal, DensityProposal) else None
-    return posterior if isinstance(posterior, NPEPosterior) else None
-
-
-def _build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
-    base = manifest["base"]
-    support = None if base["support"] is None else build_prior(base["support"], _under(tensors, "support."))
-    if posterior is not None:
-        return as_proposal(posterior, support)
-    if base["kind"] == "external":
-        raise ValueError(
-            f"{path} does not hold its base posterior, as that was not made by fmcpe.train_npe of describable parts; it was "
-            f"expected again. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
-        )
-    prior = build_prior(base["prior"], _under(tensors, "prior."))
-    embedding = None if base["embedding"] is None else build(base["embedding"])
-    theta, x = prior.sample((8,)), torch.randn(8, *manifest["x_shape"])
-    estimator = build_estimator(theta, x, prior, FlowSize(**base["flow"]), embedding)
-    estimator.load_state_dict(_under(tensors, "base."))
-    return as_proposal(NPEPosterior(estimator.eval(), prior, FlowSize(**base["flow"]), embedding, {}), support)
-
-
-def _with_weights(proposal: Proposal, state: dict[str, Tensor], path: str | Path) -> Proposal:
-    """The base posterior as it was saved: a copy of the one that came, with the weights of the file where it has some."""
-    if not state or not isinstance(proposal, DensityProposal):
-        return proposal
-    posterior = copy.deepcopy(proposal.posterior)
-    try:
-        posterior.posterior_estimator.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(
-            f"posterior has a network unlike the one in {path} ({str(error).splitlines()[0]}); the base posterior that the "
-            "file was made with was expected."
-        ) from error
-    return DensityProposal(posterior, proposal.prior)
-
-
-def _embedding(description: dict[str, Any] | None, given: nn.Module | None, path: str | Path) -> nn.Module:
-    if description is not None:
-        return build(description)
-    if given is None:
-        raise ValueError(
-            f"{path} was made with an embedding_net of your own, which a file cannot describe; it was expected again. Call "
-            f"fmcpe.load({str(path)!r}, embedding_net=the_network); its weights come from the file."
-        )
-    return copy.deepcopy(given)
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -24,6 +24,7 @@ from torch.distributions import Distribution
 from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import embedding_width
+from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.simulations import simulate as run_simulator
 from fmcpe.training import Training, train
 
@@ -126,6 +127,7 @@ def train_npe(
     validation_fraction: float = 0.05,
     stop_after_epochs: int = 10,
     clip_max_norm: float = 5.0,
+    roughen: bool | None = None,
     flow: FlowSize | None = None,
     device: str = "cpu",
     show_progress_bars: bool = True,
@@ -146,6 +148,9 @@ def train_npe(
         validation_fraction: Share of the simulations that picks the best weights.
         stop_after_epochs: Epochs without a better validation loss after which training ends early.
         clip_max_norm: Largest gradient norm.
+        roughen: Whether part of the simulations are distorted at random, and the network is told how much
+            (`fmcpe.roughen`): its summary then survives misspecification, and it answers as sharply as before where it is
+            told that nothing is distorted, which is the rule. By default where there is an `embedding_net`.
         flow: Size of the flow.
         device: Where to train.
         show_progress_bars: Whether to show progress once training takes more than two seconds.
@@ -159,6 +164,14 @@ def train_npe(
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
         theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
+        if embedding_net is None and roughen:
+            raise ValueError(
+                "roughen=True came without an embedding_net; a summary that can learn to survive distortions was expected. "
+                "Pass embedding_net=, a network to (B, features), or leave roughen out."
+            )
+        if embedding_net is not None and roughen is not False:
+            embedding_width(embedding_net, tuple(x.shape[1:]))
+            embedding_net = RoughnessAware(copy.deepcopy(embedding_net))
         return fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
 
 
@@ -203,9 +216,16 @@ def fit_npe(
     enough = slice(None) if isinstance(x, Tensor) else slice(5000)
     estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
 
+    aware, scale = roughness_of(estimator), float(x[enough].std())
+
     def loss(rows: Tensor) -> Tensor:
         data = x[rows] if corrupt is None else corrupt(x[rows])
-        each = estimator.loss(theta[rows], data)
+        if aware is None:
+            each = estimator.loss(theta[rows], data)
+        else:
+            levels = draw_levels(len(rows), data.device)
+            with aware.at(levels):
+                each = estimator.loss(theta[rows], distort(data, levels, scale))
         return each if weights is None else each * weights[rows].to(each)
 
     history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)

@@ -246,7 +246,8 @@ class EnsembleProposal(Proposal):
     def __init__(self, members: Sequence[Proposal], weights: Tensor) -> None:
         used = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
         members, weights = [members[i] for i in used], weights[used]
-        self.members, self.weights = members, weights / weights.sum()
+        self.members: Sequence[Proposal] = members
+        self.weights = weights / weights.sum()
         super().__init__(members[0].prior, members[0].x_shape)
 
     def _draw(self, x: Tensor) -> Tensor:
@@ -265,6 +266,10 @@ class EnsembleProposal(Proposal):
             m._log_density(theta, x) + math.log(w) for m, w in zip(self.members, self.weights.tolist(), strict=True)
         ]
         return torch.stack(each).logsumexp(0)
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        return self.members[0].embedding
 
     def _may_leak(self) -> bool:
         return any(m._may_leak() for m in self.members)
@@ -299,6 +304,32 @@ class CallableProposal(Proposal):
         n, k = theta.shape[0], x.shape[0]
         flat = self.density(theta.repeat_interleave(k, dim=0), x.repeat(n, *([1] * (x.ndim - 1))))
         return torch.as_tensor(flat).to(theta).reshape(n, k)
+
+
+class PriorProposal(Proposal):
+    """The prior, whatever x: the answer of somebody who has learned nothing.
+
+    Args:
+        prior: The prior.
+        x_shape: Shape of one observation.
+    """
+
+    def __init__(self, prior: Distribution, x_shape: torch.Size) -> None:
+        super().__init__(prior, x_shape)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        return self.prior.sample((x.shape[0],)).to(x.device, torch.float32)
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        inside = self._inside(theta)
+        density = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
+        # a uniform prior forgets θ: its gradient is zero, not missing
+        flat = 0.0 * theta[inside].sum(-1)
+        density = density.index_put((inside,), self.prior.log_prob(theta[inside]).to(density) + flat)
+        return density[:, None].expand(-1, x.shape[0])
+
+    def _may_leak(self) -> bool:
+        return False
 
 
 def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Callable | None = None) -> Proposal:

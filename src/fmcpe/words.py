@@ -8,6 +8,17 @@ if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
 
+_STARTS = {
+    "prior": "the prior",
+    "uncorrected": "the base posterior as it came",
+    "x-only": "y moved to the simulations by regression",
+    "stepped": "the base posterior's draws shifted and stretched",
+    "moved": "y moved to the simulations by regression, draws then shifted and stretched",
+    "tuned": "the base posterior fine-tuned on the pairs",
+}
+_WAYS = _STARTS | {f"{name}, flows": f"{says}, refined by flow matching" for name, says in _STARTS.items()}
+
+
 def in_words(posterior: CorrectedPosterior) -> str:
     """What was fitted, in words."""
     flows = posterior.method == "FMCPE"
@@ -24,15 +35,15 @@ def in_words(posterior: CorrectedPosterior) -> str:
                 f"{what}: validation loss {losses[0]:.3g} at the first of {len(losses)} looks, lowest "
                 f"{min(losses):.3g} (look {losses.index(min(losses)) + 1})."
             )
-    words = {"none": "uncorrected", "x-only": "x-flow alone"}
     scores = {k.removeprefix("evidence_"): v[0] for k, v in posterior.history.items() if k.startswith("evidence_")}
     if scores:
-        listed = ", ".join(
-            f"{words.get(k, 'all stages')} {v:.3f}" for k, v in sorted(scores.items(), key=lambda i: i[1])
-        )
-        lines.append(
-            f"Energy score on held-out pairs (lower is better): {listed}. Kept: {words.get(posterior.stages, 'all stages')}."
-        )
+        listed = ", ".join(f"{_WAYS[name]} {value:.3f}" for name, value in sorted(scores.items(), key=lambda i: i[1]))
+        lines.append(f"Energy score on pairs left out of the fit (lower is better): {listed}.")
+        lines.append(f"Kept: {_WAYS[posterior.stages]}.")
+        if posterior.stages == "prior":
+            lines.append("The calibration pairs carry no information that could be found: this posterior is the prior.")
+        elif posterior.stages == "uncorrected":
+            lines.append("No correction was better by a standard error: this is the base posterior as it came.")
     clamped = posterior.corrector.proposal.fraction_clamped
     if clamped:
         lines.append(f"{clamped:.1%} of the last base draws fell outside the prior and were moved to its edge.")

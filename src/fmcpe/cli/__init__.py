@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from fmcpe import __version__
-from fmcpe.cli import bench, demo
+from fmcpe.cli import bench, demo, download
 
-COMMANDS = {"demo": demo, "bench": bench}
+COMMANDS = {"demo": demo, "download": download, "bench": bench}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return COMMANDS[options.command].run(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         sys.stderr.write(f"fmcpe {options.command}: {error}\n")
         return 2
     except KeyboardInterrupt:

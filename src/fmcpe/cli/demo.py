@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from fmcpe.cli.printing import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,21 @@ class Score(NamedTuple):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    names = "gaussian, pendulum, wind-tunnel, light-tunnel, offset, gaussian-prior, wind-tunnel-prior or gaussian-ci"
-    parser.add_argument("task", nargs="?", default="pendulum", help=f"{names} (default: pendulum)")
+    from fmcpe import tasks
+
+    names = ", ".join(tasks.names())
+    parser.add_argument("task", nargs="?", default="pendulum", help=f"one of {names} (default: pendulum)")
+    parser.add_argument(
+        "--data", metavar="PATH", help="measured data of wind-tunnel or light-tunnel (see: fmcpe download)"
+    )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of the task, such as tau=0.5 of wind-tunnel-prior, alpha=2 of gaussian-ci, delta=1 of gaussian-prior, "
+        "noise_std=0.3 of pendulum; repeat it for more",
+    )
     parser.add_argument("--pairs", type=int, default=50, help="calibration pairs (default: 50)")
     parser.add_argument("--simulations", type=int, default=50_000, help="simulations (default: 50000)")
     parser.add_argument("--test", type=int, default=300, help="held-out real observations (default: 300)")
@@ -51,27 +65,30 @@ def run(options: argparse.Namespace) -> int:
 
     from fmcpe import FMCPE, baselines, tasks, train_npe
     from fmcpe._random import seeded
+    from fmcpe.tasks.options import from_text
 
     torch.set_num_threads(1)  # the networks are small: a second thread gains little, and on a busy machine it crawls
-    task = tasks.get(options.task)
+    settings = options.option + ([] if options.data is None else [f"data={options.data}"])
+    task = tasks.get(options.task, **from_text(tasks.find(options.task), settings))
+    title = " ".join([task.label, *settings])
     if options.pairs < 2 or options.test < 2:
         raise ValueError(f"--pairs {options.pairs} --test {options.test} came; at least 2 of each were expected.")
     theta, y = task.calibration_set(options.pairs, options.seed)
     theta_test, y_test = task.test_set(options.test, options.seed)
 
-    say(f"{task.name}: training the base posterior on {options.simulations} simulations of an imperfect simulator ...")
+    say(f"{title}: training the base posterior on {options.simulations} simulations of an imperfect simulator ...")
     started = time.perf_counter()
     with seeded(options.seed):
         embedding_net = task.embedding_net()
     base = train_npe(task.simulator, task.simulation_prior, options.simulations, embedding_net, seed=options.seed)
     training = time.perf_counter() - started
 
-    say(f"{task.name}: correcting it with {options.pairs} real pairs ...")
+    say(f"{title}: correcting it with {options.pairs} real pairs ...")
     started = time.perf_counter()
     corrected = FMCPE(base, task.simulator, task.prior, recipe=options.recipe).fit(theta, y, seed=options.seed)
     fitting = time.perf_counter() - started
 
-    say(f"{task.name}: drawing {NUM_DRAWS} times for each of {options.test} new real observations ...")
+    say(f"{title}: drawing {NUM_DRAWS} times for each of {options.test} new real observations ...")
     space, uncorrected = corrected.corrector.space, baselines.NPE(base, task.prior).fit()
     draws = uncorrected.sample_batched((NUM_DRAWS,), x=y_test, seed=0)
     before = score("uncorrected", draws, theta_test, space, training)
@@ -86,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         scores.append(score("reference", draws, theta_test[:NUM_REFERENCE], space, None))
 
     say("\n" + table(task, scores, options))
-    picture = draw(task, before, after, theta_test, options.out / f"{task.name}.png")
+    picture = draw(task, before, after, theta_test, options.out / f"{task.label}.png")
     say(f"\nPicture: {picture}")
     return 0
 
@@ -125,31 +142,35 @@ def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
     lines.insert(1, "-" * len(lines[0]))
     names = ", ".join(task.theta_names)
-    stand_in = "\nreal side: a stand-in process, not measurements" if task.real_side == "stand-in" else ""
-    notes = f"""
-error    root mean square of (posterior mean - truth), physical units
-in 80 %  share of {options.test} held-out real observations whose central 80 % interval holds the truth ({names}); likewise 90 %
-energy   energy score of the draws in standardised unconstrained parameters, lower is better
-seconds  to train the base posterior; to fit the correction
-reference: the true posterior, which a made-up task knows; no method can do better (first {NUM_REFERENCE} observations)"""
-    return "\n".join(lines) + "\n" + notes + stand_in
+    notes = [
+        "",
+        "error    root mean square of (posterior mean - truth), physical units",
+        f"in 80 %  share of {options.test} held-out real observations whose central 80 % interval holds the truth ({names}); "
+        "likewise 90 %",
+        "energy   energy score of the draws in standardised unconstrained parameters, lower is better",
+        "seconds  to train the base posterior; to fit the correction",
+    ]
+    if any(s.name == "reference" for s in scores):
+        compared = min(NUM_REFERENCE, options.test)
+        notes.append(
+            "reference: the true posterior, which a made-up task knows; no method can do better "
+            f"(first {compared} observations)"
+        )
+    if task.real_side != "process":
+        notes.append(f"real side: {task.real_data}")
+    return "\n".join(lines + notes)
 
 
 def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> Path:
     """One picture, written whole or not at all."""
     from fmcpe.diagnostics.plots import before_after
+    from fmcpe.tasks.plots import png_text
 
     figure = before_after(before.draws, after.draws, theta, names=task.theta_names)
-    if task.real_side == "stand-in":
-        figure.suptitle(f"{task.name} (stand-in for measurements)", fontsize=10)
+    if task.real_side != "process":
+        figure.suptitle(f"{task.name}, on {task.real_data}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png", dpi=150)
+    figure.savefig(temporary, format="png", dpi=150, metadata=png_text(task))
     temporary.replace(path)
     return path
-
-
-def say(text: str) -> None:
-    """Print at once, also into a pipe."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -7,17 +7,20 @@ task.reference_posterior(y[0]).sample((1000,), seed=0)
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from fmcpe.tasks.base import Reference, Task
-from fmcpe.tasks.download import download
-from fmcpe.tasks.gaussian import Gaussian
-from fmcpe.tasks.gaussian_ci import GaussianCI
-from fmcpe.tasks.gaussian_prior import GaussianPrior
-from fmcpe.tasks.light_tunnel import LightTunnel
-from fmcpe.tasks.offset import Offset
-from fmcpe.tasks.pendulum import Pendulum
-from fmcpe.tasks.wind_tunnel import WindTunnel, WindTunnelPrior
+if TYPE_CHECKING:
+    from fmcpe.tasks.base import Reference, Task
+    from fmcpe.tasks.downloads import download
+    from fmcpe.tasks.gaussian import Gaussian
+    from fmcpe.tasks.gaussian_ci import GaussianCI
+    from fmcpe.tasks.gaussian_prior import GaussianPrior
+    from fmcpe.tasks.light_tunnel import LightTunnel
+    from fmcpe.tasks.offset import Offset
+    from fmcpe.tasks.pendulum import Pendulum
+    from fmcpe.tasks.wind_tunnel import WindTunnel
+    from fmcpe.tasks.wind_tunnel_prior import WindTunnelPrior
 
 __all__ = [
     "Gaussian",
@@ -31,19 +34,40 @@ __all__ = [
     "WindTunnel",
     "WindTunnelPrior",
     "download",
+    "find",
     "get",
     "names",
 ]
 
-_TASKS: dict[str, type[Task]] = {
-    task.name: task
-    for task in (Gaussian, Pendulum, WindTunnel, LightTunnel, Offset, GaussianPrior, WindTunnelPrior, GaussianCI)
+# A file per task. Imported when used: torch and sbi take seconds, and a command line wants the names at once.
+_TASKS = {
+    "gaussian": "Gaussian",
+    "pendulum": "Pendulum",
+    "wind-tunnel": "WindTunnel",
+    "light-tunnel": "LightTunnel",
+    "offset": "Offset",
+    "gaussian-prior": "GaussianPrior",
+    "wind-tunnel-prior": "WindTunnelPrior",
+    "gaussian-ci": "GaussianCI",
+}
+_HOMES = {cls: task.replace("-", "_") for task, cls in _TASKS.items()} | {
+    "Reference": "base",
+    "Task": "base",
+    "download": "downloads",
 }
 
 
 def names() -> tuple[str, ...]:
     """The names that `get` knows."""
     return tuple(_TASKS)
+
+
+def find(name: str) -> type[Task]:
+    """The class of the task of that name."""
+    if name not in _TASKS:
+        known = ", ".join(map(repr, _TASKS))
+        raise ValueError(f"There is no task named {name!r}; the tasks are {known}: pass one of these.")
+    return __getattr__(_TASKS[name])
 
 
 def get(name: str, **options: Any) -> Task:
@@ -53,7 +77,14 @@ def get(name: str, **options: Any) -> Task:
         name: One of `names()`.
         **options: Keyword arguments of the task's class, such as ``data="chambers"`` for ``"wind-tunnel"``.
     """
-    if name not in _TASKS:
-        known = ", ".join(map(repr, _TASKS))
-        raise ValueError(f"There is no task named {name!r}; the tasks are {known}: pass one of these.")
-    return _TASKS[name](**options)
+    return find(name)(**options)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"fmcpe.tasks.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'fmcpe.tasks' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

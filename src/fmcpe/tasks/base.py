@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class Task(ABC):
         x_shape: Shape of one observation.
         prior: The true prior, the one the pairs come from.
         real_side: What y is: a ``"process"`` that the task defines, a ``"stand-in"`` for measurements that are not at
-            hand, or ``"measured"``. Tables, pictures and files say so.
+            hand, or ``"measured"``. Tables, pictures and files say so, by `label` and `real_data`.
         simulator_is_noisy: Whether two simulations at one θ differ.
         data_label: What one number of the data is, with its unit.
     """
@@ -65,6 +65,17 @@ class Task(ABC):
     theta_names: tuple[str, ...]
     x_shape: tuple[int, ...]
     prior: Distribution
+
+    @property
+    def label(self) -> str:
+        """The name, with what y is where the task does not define it: for titles and names of files."""
+        return self.name if self.real_side == "process" else f"{self.name}-{self.real_side}"
+
+    @property
+    def real_data(self) -> str:
+        """What y is, in words."""
+        words = {"process": "real data", "stand-in": "a stand-in for real data", "measured": "measured data"}
+        return words[self.real_side]
 
     @property
     def simulation_prior(self) -> Distribution:
@@ -79,9 +90,27 @@ class Task(ABC):
         """Run the real process at each row of ``theta`` ``(N, p)``: shapes and noise as in `simulator`."""
         return self._observe(self._checked_theta(theta))
 
-    def calibration_set(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The first ``n`` pairs ``(theta, y)`` of the calibration stream of ``seed``."""
-        return self._pairs(pair_count(n), "calibration", seed)
+    @overload
+    def calibration_set(self, n: int, seed: int, *, paired: Literal[False] = False) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def calibration_set(self, n: int, seed: int, *, paired: Literal[True]) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def calibration_set(self, n: int, seed: int, *, paired: bool = False) -> tuple[Tensor, ...]:
+        """The first ``n`` pairs ``(theta, y)`` of the calibration stream of ``seed``.
+
+        Args:
+            n: How many.
+            seed: Which stream.
+            paired: Return ``(theta, y, x)``, with the simulation x that each y was built from, as
+                ``FMCPE(base).fit(theta, y, x=x)`` takes it. Of the tasks, `gaussian-ci` alone builds y from x.
+        """
+        n = pair_count(n)
+        return (
+            self._stream(n, "calibration", seed, self._observe_with_x)
+            if paired
+            else self._pairs(n, "calibration", seed)
+        )
 
     def test_set(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """The first ``n`` pairs ``(theta, y)`` of the test stream of ``seed``; none is a calibration pair."""
@@ -121,17 +150,27 @@ class Task(ABC):
             "score the posterior against theta of test_set(n, seed) instead."
         )
 
+    def _observe_with_x(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Real data, and the simulations that they were built from."""
+        raise NotImplementedError(
+            f"paired=True was passed, but y of task {self.name!r} is not built from a simulation, so none belongs to it; "
+            "leave paired out, and simulate with task.simulator(theta)."
+        )
+
     def _pairs(self, n: int, stream: Stream, seed: int) -> tuple[Tensor, Tensor]:
-        blocks = [self._block(stream, seed, k) for k in range(-(-n // BLOCK))]
-        theta, y = (torch.cat(parts)[:n] for parts in zip(*blocks, strict=True))
+        theta, y = self._stream(n, stream, seed, lambda theta: (self._observe(theta),))
         return theta, y
 
-    def _block(
-        self, stream: Stream, seed: int, index: int, observe: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    def _stream(
+        self, n: int, stream: Stream, seed: int, observe: Callable[[Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        with seeded(derive(seed, self.name, stream, index)):
-            theta = self.prior.sample(torch.Size((BLOCK,)))
-            return theta, *(observe(theta) if observe else (self._observe(theta),))
+        """The first ``n`` rows of θ and of what is observed at it."""
+        blocks = []
+        for k in range(-(-n // BLOCK)):
+            with seeded(derive(seed, self.name, stream, k)):
+                theta = self.prior.sample(torch.Size((BLOCK,)))
+                blocks.append((theta, *observe(theta)))
+        return tuple(torch.cat(parts)[:n] for parts in zip(*blocks, strict=True))
 
     def _checked_theta(self, theta: Tensor) -> Tensor:
         theta = torch.as_tensor(theta, dtype=torch.float32)

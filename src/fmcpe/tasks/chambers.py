@@ -1,4 +1,4 @@
-"""Measured data of the causal chambers (Gamella et al., 2025): reading a folder, splitting it, downloading it.
+"""Measured data of the causal chambers (Gamella et al., 2025): reading a folder, and splitting it.
 
 Layouts, as the causalchamber package leaves them below a root folder:
 
@@ -6,13 +6,16 @@ Layouts, as the causalchamber package leaves them below a root folder:
     lt_camera_v1/<experiment>/<experiment>.csv and images_64/            red, green, blue, pol_1, pol_2, image_file
 
 Reading needs neither that package nor a network. Rows are split once and for all: two fifths are for tests, and the
-others are cut into pools of 1000, of which each seed gets one. So test sets never meet calibration sets, and seeds 0, 1
-and 2 share no impulse.
+others are cut into pools of 1000 (3 of impulses, 6 of images). Seed k draws its calibration sets from pool k modulo their
+number. So test sets never meet calibration sets, and seeds 0, 1 and 2 share no impulse; but seeds beyond the number of pools
+share them: seeds 0 and 3 have the same 1000 impulses, each in an order of its own, so that their smaller sets differ and
+overlap. All seeds have the same test measurements, in different orders.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +55,7 @@ class Measurements:
     read: Callable[[Tensor], Tensor]
 
     def pairs(self, n: int, stream: Stream, seed: int) -> tuple[Tensor, Tensor]:
-        """The first ``n`` pairs of a stream of ``seed``."""
+        """The first ``n`` pairs of a stream of ``seed``; seeds beyond the number of pools share those of smaller ones."""
         pool = self._pool(stream, seed)
         if n > len(pool):
             raise ValueError(
@@ -177,8 +180,8 @@ def _csv_of(path: Path, names: tuple[str, str], *, in_own_folder: bool) -> Path:
 
 
 def _columns(path: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
+    rows = csv.reader(io.StringIO(_text(path), newline=""))
+    try:
         header = [name.strip() for name in next(rows, [])]
         missing = [name for name in names if name not in header]
         if missing:
@@ -187,17 +190,30 @@ def _columns(path: Path, names: tuple[str, ...]) -> dict[str, list[str]]:
                 f"{', '.join(header) or 'none'}: pass another file, or rename them."
             )
         places = [header.index(name) for name in names]
-        try:
-            records = [[row[i] for i in places] for row in rows if row]
-        except IndexError:
-            raise ValueError(
-                f"{path} breaks off in line {rows.line_num}, where {len(header)} values were expected; fetch the file again."
-            ) from None
+        records = [[row[i] for i in places] for row in rows if row]
+    except IndexError:
+        raise ValueError(
+            f"{path} breaks off in line {rows.line_num}, where {len(header)} values were expected; fetch the file again."
+        ) from None
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} is not a csv file from line {rows.line_num} on ({error}), which was expected; fetch the file again."
+        ) from error
     if not records:
         raise ValueError(f"{path} has a header and no rows, but measurements were expected; fetch the file again.")
     values = {name: [record[i] for record in records] for i, name in enumerate(names)}
     _check_numbers(path, {name: column for name, column in values.items() if name != "image_file"})
     return values
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark before the first name
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not text in UTF-8 (byte {error.start} is {error.object[error.start]:#04x}), but a csv file was "
+            "expected; save it as csv in UTF-8, or fetch the file again."
+        ) from None
 
 
 def _check_numbers(path: Path, columns: dict[str, list[str]]) -> None:

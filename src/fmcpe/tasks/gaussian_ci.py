@@ -3,8 +3,8 @@
     θ ~ U[−3, 3]⁵,   x = Aθ + 0.5 ε  (20 numbers),   y = Cx + αDθ + 0.3 ε'
 
 At α = 0 a map from y to x is all that a correction needs; at α > 0, θ acts on y directly. Entries of A, C and D are
-N(0, 1), drawn once (the paper does not say how its own were). y is built from the very x, so paired simulations exist.
-Both posteriors are Gaussians cut to the box.
+N(0, 1), drawn once (the paper does not say how its own were). y is built from the very x, so paired simulations exist:
+`calibration_set(n, seed, paired=True)`. Both posteriors are Gaussians cut to the box.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
-from fmcpe.tasks.base import BLOCK, Side, Task, pair_count
+from fmcpe.tasks.base import Side, Task
+from fmcpe.tasks.options import finite
 from fmcpe.tasks.truncated_gaussian import TruncatedGaussian
 
 _X_NOISE, _Y_NOISE = 0.5, 0.3
@@ -33,6 +34,7 @@ class GaussianCI(Task):
     def __init__(self, alpha: float = 1.0, *, seed: int = 0):
         from sbi.utils import BoxUniform
 
+        finite(alpha=alpha)
         self.alpha = alpha
         self.theta_names = tuple(f"θ{i}" for i in range(1, _P + 1))
         self.x_shape = (_DIM,)
@@ -45,16 +47,6 @@ class GaussianCI(Task):
             "simulator": (A, _X_NOISE**2 * eye),
             "real": (C @ A + alpha * D, _X_NOISE**2 * C @ C.T + _Y_NOISE**2 * eye),
         }
-
-    def paired_calibration_set(self, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The pairs ``(theta, y)`` of `calibration_set`, and the simulations x that y was built from.
-
-        Use them with ``FMCPE(base).fit(theta, y, x=x)``.
-        """
-        n = pair_count(n)
-        blocks = [self._block("calibration", seed, k, self._observe_with_x) for k in range(-(-n // BLOCK))]
-        theta, y, x = (torch.cat(parts)[:n] for parts in zip(*blocks, strict=True))
-        return theta, y, x
 
     def _simulate(self, theta: Tensor) -> Tensor:
         return self._x(theta).float()

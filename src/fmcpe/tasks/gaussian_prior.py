@@ -13,6 +13,7 @@ from torch.distributions import Distribution, MultivariateNormal
 
 from fmcpe.tasks.base import Side
 from fmcpe.tasks.gaussian import Gaussian, GaussianReference, condition
+from fmcpe.tasks.options import finite, positive
 
 
 class GaussianPrior(Gaussian):
@@ -30,8 +31,8 @@ class GaussianPrior(Gaussian):
     def __init__(
         self, seed: int = 0, *, delta: float = 2.0, alpha: float = 3.0, matrices: Mapping[str, Any] | None = None
     ):
-        if not alpha > 0:
-            raise ValueError(f"alpha={alpha} is not positive, but a covariance needs that; pass alpha=3, say.")
+        finite(delta=delta)
+        positive(alpha=alpha)
         super().__init__(seed, matrices=matrices)
         self.delta, self.alpha = delta, alpha
         self._simulation_prior = MultivariateNormal((self._loc + delta).float(), (alpha * self._cov).float())

@@ -53,15 +53,14 @@ class LightTunnel(Task):
             self._measured, self.real_side = read_images(data), "measured"
 
     def embedding_net(self) -> nn.Module:
-        """Three strided 2-d convolutions: (B, 64, 64, 3) to (B, 16).
+        """Two strided 2-d convolutions, the first of patches: (B, 64, 64, 3) to (B, 16).
 
-        The first stride of 4 keeps a step on 256 images as cheap as one of the flow.
+        What an image tells is a colour and where the hexagon's edge is. Patches of 8 by 8 that do not overlap train to a lower
+        validation loss than windows that do (8 by 8, 4 apart, and a layer more), in half of the time.
         """
         return nn.Sequential(
             ChannelsFirst(),
-            nn.Conv2d(3, 16, 8, stride=4, padding=2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.Conv2d(3, 32, 8, stride=8),
             nn.ReLU(),
             nn.Conv2d(32, 32, 3, stride=2, padding=1),
             nn.ReLU(),

@@ -25,6 +25,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from fmcpe.tasks.options import finite, positive
 from fmcpe.tasks.truncated_normal import log_normal_mass
 
 SIZE = 64
@@ -75,6 +76,10 @@ class Camera:
     dark: float = 0.02
     shot: float = 4e-4
     read: float = 0.01
+
+    def __post_init__(self) -> None:
+        finite(blur=self.blur, dark=self.dark, shot=self.shot)
+        positive(exposure=self.exposure, read=self.read)
 
 
 class Photographs:

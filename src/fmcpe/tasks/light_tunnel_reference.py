@@ -12,23 +12,20 @@ Model F1 has no noise, v is known and t_k = α: the density of α is α⁻³ bet
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fmcpe._checks import as_sample_shape
-from fmcpe._errors import FMCPEWarning
 from fmcpe._random import derive, seeded
+from fmcpe.tasks.importance import PILOT, ImportanceReference, draw_rows, effective_size
 from fmcpe.tasks.light_tunnel_model import Photographs, hexagon
 from fmcpe.tasks.quadrature import Quadrature
 
 _CELLS = 1024  # of α
 _LEVELS = 64  # draws of v that decide where α can be
-_PILOTS = (4096, 65_536, 524_288)
-_MAX_CANDIDATES = 2_000_000
-_POOL = 32  # candidates per draw, so that few draws share a candidate
+_PILOTS = (PILOT, 16 * PILOT, 128 * PILOT)
 _ENOUGH = 100  # effective candidates of a pilot
 
 
@@ -63,12 +60,8 @@ class F1Reference:
         )
 
 
-class CameraReference:
-    """The posterior under the stand-in camera.
-
-    Attributes:
-        ess: Effective sample size of the importance weights, as a fraction of the candidates.
-    """
+class CameraReference(ImportanceReference):
+    """The posterior under the stand-in camera. An image that no θ explains is given candidates clamped to the prior."""
 
     def __init__(self, image: Tensor, photographs: Photographs):
         self._photographs = photographs
@@ -81,37 +74,12 @@ class CameraReference:
             self._set_cells()
             for size in _PILOTS:
                 theta, weights = self._candidates(size)
-                effective = float(weights.sum() ** 2 / (weights**2).sum().clamp_min(1e-300))
+                effective = effective_size(weights)
                 self.ess = effective / size
                 if effective >= _ENOUGH:
                     break
                 self._aim(theta[:, 3], weights)
-        if effective < _ENOUGH:
-            warnings.warn(
-                f"The light tunnel's reference posterior has an effective sample size of {effective:.0f} of {size} "
-                f"candidates, where {_ENOUGH} and more are expected; treat its draws as approximate, or leave this image "
-                "out of averages.",
-                FMCPEWarning,
-                stacklevel=4,
-            )
-
-    def sample(self, sample_shape: Sequence[int] = (), seed: int | None = None) -> Tensor:
-        """Draw (R, G, B, α), shape ``(*sample_shape, 4)``."""
-        shape = as_sample_shape(sample_shape)
-        n = shape.numel()
-        with seeded(seed):
-            pool = max(_PILOTS[0], int(_POOL * n * max(0.5 / max(self.ess, 1e-6), 1)))
-            theta, weights = self._candidates(min(pool, _MAX_CANDIDATES))
-            # An image that no θ explains leaves the candidates that come nearest, clamped to the prior.
-            cdf = (weights if weights.any() else torch.ones_like(weights)).cumsum(0)
-            rows = torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1])
-        return theta[rows.clamp_max(len(theta) - 1)].float().reshape(*shape, 4)
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        """Not available: levels are integrated by Monte Carlo."""
-        raise NotImplementedError(
-            "The light tunnel's reference posterior is known through draws alone; use sample((n,)) and compare draws."
-        )
+        self._own_up(effective >= _ENOUGH, f"of {size} candidates, hardly any explains the image")
 
     def _set_cells(self) -> None:
         """Where α can be, from a few draws of the levels; the others are not ruled out, only rare."""
@@ -135,8 +103,7 @@ class CameraReference:
 
     def _candidates(self, n: int) -> tuple[Tensor, Tensor]:
         """Draws (R, G, B, α), and their importance weights."""
-        cdf = self._cells.cumsum(0)
-        cell = torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1]).clamp_max(_CELLS - 1)
+        cell = draw_rows(self._cells, n)
         alpha = ((cell + torch.rand(n, dtype=torch.float64)) / _CELLS)[:, None]
         colour, weights = self._weights(self._draw_levels(n), alpha)
         return torch.cat([255 * colour.clamp(0, 1), alpha], 1), weights / self._cells[cell]

@@ -15,6 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from fmcpe.tasks.base import Side, Task
 from fmcpe.tasks.gaussian import GaussianReference, condition
+from fmcpe.tasks.options import finite, positive
 
 
 class Offset(Task):
@@ -41,9 +42,8 @@ class Offset(Task):
         prior_std: float = 1.0,
         num_measurements: int = 1,
     ):
-        for label, value in (("sigma", sigma), ("prior_std", prior_std), ("num_measurements", num_measurements)):
-            if not value > 0:
-                raise ValueError(f"{label}={value} is not positive, but it must be; pass {label}=1, say.")
+        finite(lam=lam, prior_loc=prior_loc)
+        positive(sigma=sigma, prior_std=prior_std, num_measurements=num_measurements)
         self.lam, self.sigma = lam, sigma
         self.x_shape = (num_measurements,)
         self._loc = torch.tensor([prior_loc], dtype=torch.float64)

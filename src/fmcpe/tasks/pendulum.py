@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.tasks.base import Side, Task
+from fmcpe.tasks.options import interval, positive
 from fmcpe.tasks.pendulum_reference import PendulumReference
 
 Range = tuple[float, float]
@@ -44,13 +45,10 @@ class Pendulum(Task):
     ):
         from sbi.utils import BoxUniform
 
-        for label, (low, high) in (("omega_range", omega_range), ("amplitude_range", amplitude_range)):
-            if not 0 <= low < high:
-                raise ValueError(f"{label}=({low}, {high}) is not an interval; pass 0 <= low < high.")
-        if not 0 <= damping_range[0] <= damping_range[1]:
-            raise ValueError(f"damping_range={damping_range} is not a range; pass 0 <= low <= high.")
-        if not noise_std > 0:
-            raise ValueError(f"noise_std={noise_std} is not positive, but it must be; pass noise_std=0.1, say.")
+        interval("omega_range", omega_range)
+        interval("amplitude_range", amplitude_range)
+        interval("damping_range", damping_range, may_be_a_point=True)
+        positive(noise_std=noise_std)
         self.omega_range, self.amplitude_range = omega_range, amplitude_range
         self.damping_range, self.noise_std = damping_range, noise_std
         self.x_shape = (self.num_times,)

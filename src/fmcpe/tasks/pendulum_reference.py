@@ -14,17 +14,14 @@ values of L, so the grid costs efficiency and no bias.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fmcpe._checks import as_sample_shape
-from fmcpe._errors import FMCPEWarning
 from fmcpe._random import derive, seeded
+from fmcpe.tasks.importance import PILOT, ImportanceReference, draw_rows, effective_size
 from fmcpe.tasks.truncated_normal import log_normal_mass, truncated_normal
 
 Array = NDArray
@@ -34,18 +31,15 @@ _FIRST_CELLS = (64, 8, 16)  # per axis ω, α, φ
 _MAX_CELLS = 200_000
 _NEGLIGIBLE = 16.0  # log of the density ratio at which a resolved cell is dropped
 _RESOLVED = 0.5  # change of L from a cell's centre to its face
-_POOL = 32  # candidates per draw, so that few draws share a candidate
 _CHUNK = 16_384
-_PILOT = 4096
 _LOW_ESS = 0.05
 _GOOD_ESS = 0.4
 
 
-class PendulumReference:
+class PendulumReference(ImportanceReference):
     """Posterior of (ω₀, A) for one series sampled at 0, Δ, 2Δ, …
 
     Attributes:
-        ess: Effective sample size of the importance weights, as a fraction of the candidates.
         num_cells: Cells the posterior was resolved into.
     """
 
@@ -78,37 +72,7 @@ class PendulumReference:
             self._resolve(low, width, curvature)
             self.ess = self._pilot()[0]
         self.num_cells = len(self._centres)
-        if self.ess < _LOW_ESS:
-            warnings.warn(
-                f"The pendulum's reference posterior has an effective sample size of {self.ess:.1%} of its "
-                f"candidates, where more than {_LOW_ESS:.0%} is expected: {self.num_cells} cells do not resolve it; "
-                "treat its draws as approximate, or leave this observation out of averages.",
-                FMCPEWarning,
-                stacklevel=4,
-            )
-
-    def sample(self, sample_shape: Sequence[int] = (), seed: int | None = None) -> Tensor:
-        """Draw (ω₀, A), shape ``(*sample_shape, 2)``."""
-        shape = as_sample_shape(sample_shape)
-        n = shape.numel()
-        with seeded(seed):
-            # A poor grid is made up for with more candidates, up to a point.
-            pool = _POOL * n * min(max(_GOOD_ESS / self.ess, 1.0), 16.0)
-            points, log_weights = self._candidates(max(_PILOT, int(pool)))
-            # Inverse cdf and not torch.multinomial, which is limited to 2^24 categories.
-            cdf = torch.softmax(log_weights, 0).cumsum(0)
-            rows = torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1])
-            points = points[rows.clamp_max(len(points) - 1)]
-            amplitude = self._draw_amplitude(points)
-        theta = torch.stack([points[:, 0], amplitude], 1).float()
-        return theta.reshape(*shape, 2)
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        """Not available: α and φ are integrated by Monte Carlo."""
-        raise NotImplementedError(
-            "The pendulum's reference posterior is known through draws alone, since damping and phase are "
-            "integrated by Monte Carlo; use sample((n,)) and compare draws."
-        )
+        self._own_up(self.ess >= _LOW_ESS, f"{self.num_cells} cells do not resolve the posterior")
 
     def _resolve(self, low: Tensor, width: Tensor, curvature: Tensor) -> None:
         """Drop cells without mass and halve the others along the axes where L still changes."""
@@ -160,18 +124,16 @@ class PendulumReference:
 
     def _pilot(self) -> tuple[float, Tensor]:
         """Effective sample size as a fraction, and the change per axis where the mass turns out to be."""
-        points, log_weights = self._candidates(_PILOT)
-        weights = torch.softmax(log_weights, 0)
+        points, weights = self._candidates(PILOT)
         best = weights.topk(512)
         change = self._change(points[best.indices], best.values / best.values.sum())
-        return float(1 / (weights**2).sum()) / _PILOT, change
+        return effective_size(weights) / PILOT, change
 
     def _candidates(self, n: int) -> tuple[Tensor, Tensor]:
-        """Points uniform inside cells drawn by weight, and their log importance weights."""
-        cdf = self._cells.cumsum(0)
-        cell = torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1]).clamp_max(len(cdf) - 1)
+        """Points uniform inside cells drawn by weight, and their importance weights."""
+        cell = draw_rows(self._cells, n)
         points = self._centres[cell] + self._width * (torch.rand(n, 3, dtype=torch.float64) - 0.5)
-        return points, self._log_target(points)[0] - self._log_cells[cell]
+        return points, torch.softmax(self._log_target(points)[0] - self._log_cells[cell], 0)
 
     def _log_target(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L at each (ω, α, φ at the pivot), with the mean and std of the normal that A is truncated from."""
@@ -198,12 +160,13 @@ class PendulumReference:
         log_mass = log_normal_mass((low - mean) / std, (high - mean) / std)
         return b * mean / 2 + np.log(std) + log_mass, mean, std
 
-    def _draw_amplitude(self, points: Tensor) -> Tensor:
-        """A | ω, α, φ: a truncated normal, by its inverse cdf in logs."""
-        _, mean, std = self._log_target(points)
+    def _theta(self, candidates: Tensor) -> Tensor:
+        """(ω, A), with A | ω, α, φ from a truncated normal, by its inverse cdf in logs."""
+        _, mean, std = self._log_target(candidates)
         low, high = self._amplitude_range
-        u = torch.rand(len(points), dtype=torch.float64).numpy()
-        return torch.from_numpy(truncated_normal(u, mean.numpy(), std.numpy(), low, high))
+        u = torch.rand(len(candidates), dtype=torch.float64).numpy()
+        amplitude = torch.from_numpy(truncated_normal(u, mean.numpy(), std.numpy(), low, high))
+        return torch.stack([candidates[:, 0], amplitude], 1)
 
 
 def _geometric(ratio: Array, n: int) -> Array:

@@ -40,13 +40,12 @@ def side_by_side(task: Task, seed: int = 0) -> Figure:
             figure = _scatter(task, seed)
         else:
             figure = _vectors(task, seed)
-    real = {"process": "real data", "stand-in": "a stand-in for real data", "measured": "measured data"}[task.real_side]
-    figure.suptitle(f"{task.name}\nsimulated data and {real} at the same parameters", fontsize=10)
+    figure.suptitle(f"{task.name}\nsimulated data and {task.real_data} at the same parameters", fontsize=10)
     return figure
 
 
 def _real_label(task: Task) -> str:
-    return {"process": "real", "stand-in": "stand-in", "measured": "measured"}[task.real_side]
+    return "real" if task.real_side == "process" else task.real_side
 
 
 def _vectors(task: Task, seed: int) -> Figure:
@@ -136,14 +135,22 @@ def _tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _write_small(figure: Figure, path: Path) -> None:
-    """A png of 256 colours, a third of the size that matplotlib writes and no worse to look at."""
-    from PIL import Image
+def png_text(task: Task) -> dict[str, str]:
+    """What a picture file says about its data, for whoever finds it under another name."""
+    return {"Title": task.label, "Description": f"simulated data and {task.real_data}"}
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+
+def _write_small(task: Task, folder: Path) -> None:
+    """A png of 256 colours, a third of the size that matplotlib writes and no worse to look at."""
+    from PIL import Image, PngImagePlugin
+
+    buffer, text = io.BytesIO(), PngImagePlugin.PngInfo()
+    task.plot().savefig(buffer, format="png", dpi=90)
+    for key, value in png_text(task).items():
+        text.add_text(key, value)
     with Image.open(buffer) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(folder / f"{task.label}.png", optimize=True, pnginfo=text)
 
 
 def main(arguments: list[str]) -> int:
@@ -156,7 +163,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)
     for name in tasks.names():
-        _write_small(tasks.get(name).plot(), folder / f"{name}.png")
+        _write_small(tasks.get(name), folder)
     return 0
 
 

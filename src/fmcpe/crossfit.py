@@ -1,0 +1,207 @@
+r"""The default recipe: a warm start in closed form or by fine-tuning, chosen by evidence, and θ-flows that refine it.
+
+    for each way to start, from the most modest to the most daring:      prior, uncorrected, stepped, moved, tuned
+        for each fold: fit it on the other folds, draw z_0 for the pairs of this one
+    keep the one whose left-out energy score is better                   fmcpe.evidence
+    for each fold: train u_Θ from left-out z_0 to θ of the other folds   flow matching, as in fmcpe.correction
+    keep the flows if the left-out energy score gets better
+
+Every pair is answered by something that has not seen it, so all pairs are both trained on and evidence.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fmcpe._errors import FMCPEWarning
+from fmcpe.evidence import PRIOR, Evidence, choose, is_informed, left_out
+from fmcpe.ode import Solver
+from fmcpe.proposal import DensityProposal, PriorProposal, Proposal
+from fmcpe.recipe import Recipe
+from fmcpe.refine import refine
+from fmcpe.source import fit_move, fit_step
+from fmcpe.spaces import ParameterSpace, Standardiser
+from fmcpe.summary import TunedProposal, can_be_tuned, tune
+from fmcpe.warm import MANY_NUMBERS, WarmChain, summary_for
+
+MOST_DRAWS, ALL_DRAWS = 64, 20_000
+"""Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
+
+FEWEST_FOR_FLOWS = 30
+"""Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
+
+
+class CrossFit:
+    """One fit of the default recipe.
+
+    Args:
+        proposal: The base posterior, on raw data.
+        theta: Physical parameters of the pairs, (N, p).
+        y: Real observations, (N, ...).
+        simulations: Simulations at θ of the pairs, several each, (N, S, ...); None where there are none.
+        replay: Simulations from the prior, θ and x; None where there is no simulator.
+        space: Physical θ <-> z.
+        recipe: Hyper-parameters.
+        show_progress_bars: Whether to show progress once it takes more than two seconds.
+    """
+
+    def __init__(
+        self,
+        proposal: Proposal,
+        theta: Tensor,
+        y: Tensor,
+        simulations: Tensor | None,
+        replay: tuple[Tensor, Tensor] | None,
+        space: ParameterSpace,
+        recipe: Recipe,
+        show_progress_bars: bool,
+    ) -> None:
+        self.raw, self.proposal, self.recipe, self.space = proposal, proposal.summarised(), recipe, space
+        self.theta, self.y, self.replay, self.show = theta, y, replay, show_progress_bars
+        self.z = space.to_z_safely(theta)
+        self.seconds: dict[str, float] = {}
+
+        summarise = self.proposal.summarise
+        self.prepared = summarise(y)
+        self.x = None if simulations is None else _rows(summarise, simulations)
+        flat = self.prepared[0].numel()
+        self.can_move = self.x is not None and flat <= MANY_NUMBERS
+        if replay is not None:
+            self.x_scale = Standardiser(summarise(replay[1]))
+        else:
+            self.x_scale = Standardiser(self.prepared if self.x is None else self.x.flatten(0, 1))
+        self.summary = summary_for(flat)
+        self.y_scale = Standardiser(self.summary(self.prepared))
+        self.features = self.y_scale(self.summary(self.prepared))
+        number = len(theta)
+        order = torch.randperm(number, device=y.device)
+        self.folds = order % min(recipe.folds, number)
+        # closed forms are cheap: with few pairs, more folds leave out less
+        self.small_folds = order % min(10, number) if number <= 100 else self.folds
+        self.copies = max(16, min(MOST_DRAWS, ALL_DRAWS // number))
+        self.tuned: TunedProposal | None = None
+
+    # ------------------------------------------------------------------ ways to start
+
+    def start(self, name: str, rows: Tensor) -> WarmChain:
+        """A warm start by name, fitted on some of the pairs."""
+        if name == PRIOR:
+            return self._chain(PriorProposal(self.raw.prior, self.y.shape[1:]))
+        if name == "uncorrected":
+            return self._chain(self.proposal)
+        chain, features, copies = self._chain(self.proposal), self.features[rows], self.copies
+        if name == "stepped":
+            x = self.prepared[rows].repeat_interleave(copies, dim=0)
+        else:
+            assert self.x is not None
+            y = self.x_scale(self.prepared[rows]).flatten(1)
+            simulations = self.x_scale(self.x[rows]).flatten(2)
+            chain.move, left_out_x = fit_move(features, y, simulations, copies)
+            x = self.x_scale.inverse(left_out_x.unflatten(1, chain.shape))
+        if name != "x-only":
+            z0 = chain.draw_z0(self.prepared[rows], copies).unflatten(0, (len(rows), copies))
+            z0_left_out = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(rows), copies))
+            chain.step = fit_step(features, z0, z0_left_out, self.z[rows])
+        return chain
+
+    def _chain(self, proposal: Proposal) -> WarmChain:
+        solver = Solver(self.recipe.solver, self.recipe.steps)
+        return WarmChain(proposal, self.space, self.summary, self.x_scale, self.y_scale, None, None, (), solver)
+
+    def left_out_draws(self, name: str) -> Tensor:
+        """z_0 for each pair from a start that was fitted without it: (N, S, p)."""
+        draws = self.z.new_empty(len(self.z), self.copies, self.z.shape[1])
+        folds = self.small_folds
+        if name == "tuned":
+            assert isinstance(self.raw, DensityProposal)
+            folds = self.folds
+            self.tuned = tune(self.raw, self.theta, self.y, folds, self.replay, self.show)
+        for k in range(int(folds.max()) + 1):
+            inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
+            if name == "tuned":
+                assert self.tuned is not None
+                theta = self.tuned.members[k].sample(self.y[inside].repeat_interleave(self.copies, dim=0))
+                z0 = self.space.to_z_safely(theta)
+            else:
+                z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
+            draws[inside] = z0.unflatten(0, (len(inside), self.copies))
+        return draws
+
+    # ------------------------------------------------------------------ the fit
+
+    def run(self, stages: str) -> tuple[WarmChain, str, dict[str, list[float]]]:
+        """The chain that the evidence speaks for, what was kept of it, and what it was chosen by."""
+        draws: dict[str, Tensor] = {}
+        evidence: dict[str, Evidence] = {}
+        for name in self._ways(stages):
+            with self._timed(name):
+                draws[name] = self.left_out_draws(name)
+                evidence[name] = left_out(draws[name], self.z)
+        corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
+        best = min(corrections, key=lambda name: evidence[name].mean)
+        kept = choose({name: evidence[name] for name in ("uncorrected", best)})
+        if not is_informed(evidence[kept], evidence[PRIOR]):
+            kept = PRIOR
+        chain = self.final(kept)
+        if kept == PRIOR:
+            warnings.warn(
+                "the calibration pairs carry no information that could be found: no posterior predicts left-out pairs better "
+                "than the prior does, and the prior is the answer. Check that each row of theta belongs to its row of y.",
+                FMCPEWarning,
+                stacklevel=4,
+            )
+        elif stages != "x-only" and len(self.theta) >= FEWEST_FOR_FLOWS:
+            with self._timed("flows"):
+                members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
+                evidence[f"{kept}, flows"] = left_out(carried, self.z)
+            if choose({name: evidence[name] for name in (kept, f"{kept}, flows")}) != kept:
+                chain.set_flows(members)
+                kept = f"{kept}, flows"
+        history = {f"evidence_{name}": [value.mean] for name, value in evidence.items()}
+        history |= {f"seconds_{name}": [value] for name, value in self.seconds.items()}
+        return chain, kept, history
+
+    def _ways(self, stages: str) -> Iterator[str]:
+        """From the most modest to the most daring."""
+        yield PRIOR
+        yield "uncorrected"
+        if stages == "x-only":
+            yield "x-only"
+            return
+        if stages == "theta-only" or not self.can_move:
+            yield "stepped"
+        if stages == "theta-only":
+            return
+        if self.can_move:
+            yield "moved"
+        if can_be_tuned(self.raw):
+            yield "tuned"
+
+    def final(self, kept: str) -> WarmChain:
+        """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
+        if kept != "tuned":
+            return self.start(kept, torch.arange(len(self.theta), device=self.theta.device))
+        assert self.tuned is not None and self.raw.embedding is not None
+        chain = self._chain(self.tuned)
+        if self.proposal is not self.raw:
+            # the ensemble takes raw data: the summary that describes y is now the chain's own to compute
+            chain.summary = nn.Sequential(copy.deepcopy(self.raw.embedding), self.summary)
+        return chain
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+def _rows(summarise: Callable[[Tensor], Tensor], simulations: Tensor) -> Tensor:
+    """Summaries of (N, S, ...)."""
+    return summarise(simulations.flatten(0, 1)).unflatten(0, simulations.shape[:2])

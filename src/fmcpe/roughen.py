@@ -1,0 +1,99 @@
+"""Roughened simulations: a base posterior that has seen data unlike any simulation keeps a summary that survives reality.
+
+While it trains, part of its simulations are distorted at random: a smooth gain, a smooth offset and extra noise, of a
+strength that is drawn for each one and told to the network (`RoughnessAware`). At level 0, which is where it is asked
+unless somebody says otherwise, it is the ordinary, sharp posterior; at higher levels it is vaguer and harder to fool,
+and a better start for fine-tuning on real pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+GAIN, OFFSET, NOISE = 2.0, 0.3, 0.2
+"""Strength of the distortions at level 1: of the log gain, and of offset and noise in standard deviations of the data."""
+
+_WAVES = 8
+_SHARE_CLEAN = 0.3
+
+
+class RoughnessAware(nn.Module):
+    """An embedding with one more feature: how rough its input is.
+
+    Args:
+        net: The embedding, (B, ...) -> (B, features).
+    """
+
+    level: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("level", torch.zeros(1, 1))
+        self._levels: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        features, level = self.net(x), self.level if self._levels is None else self._levels
+        return torch.cat([features, level.expand(features.shape[0], 1)], dim=1)
+
+    @contextmanager
+    def at(self, levels: Tensor) -> Iterator[None]:
+        """Within this context the rows have these levels, (B, 1), in place of the one that is set."""
+        self._levels = levels
+        try:
+            yield
+        finally:
+            self._levels = None
+
+
+def roughness_of(module: nn.Module) -> RoughnessAware | None:
+    """The part of a network that knows about roughness, if it has one."""
+    return next((m for m in module.modules() if isinstance(m, RoughnessAware)), None)
+
+
+def draw_levels(number: int, device: torch.device | None = None) -> Tensor:
+    """Levels for training, (B, 1): some are 0, the others in (0, 1), small ones more often than large."""
+    level = torch.rand(number, 1, device=device) ** 1.5
+    return level * (torch.rand(number, 1, device=device) > _SHARE_CLEAN)
+
+
+def distort(x: Tensor, level: Tensor, scale: float) -> Tensor:
+    """Data distorted at random.
+
+    Args:
+        x: Vectors or series (B, d), series of several channels (B, c, d), or images (B, ., ., .).
+        level: Strength for each row, (B, 1), from 0 (as they are) to 1.
+        scale: Standard deviation of the data.
+    """
+    level = level.reshape(-1, *([1] * (x.ndim - 1)))
+    gain = GAIN * _strength(level) * _smooth(x)
+    offset = OFFSET * scale * _strength(level) * _smooth(x)
+    noise = NOISE * scale * _strength(level) * torch.randn_like(x)
+    return x * gain.clamp(-6, 2).exp() + offset + noise
+
+
+def _strength(level: Tensor) -> Tensor:
+    return level * torch.rand_like(level)
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """A random curve for each row, along its longest axis alone or along both of an image, of about unit size."""
+    axes = sorted(range(1, x.ndim), key=lambda i: x.shape[i])[-2:] if x.ndim == 4 else [x.ndim - 1]
+    curve = torch.zeros((), device=x.device)
+    for axis in axes:
+        waves = min(_WAVES, x.shape[axis])
+        place = (torch.arange(x.shape[axis], device=x.device) + 0.5) / x.shape[axis]
+        basis = torch.cos(math.pi * torch.arange(waves, device=x.device)[:, None] * place)
+        decay = 1.0 / torch.arange(waves, device=x.device).clamp_min(1)
+        decay[0] = 0.5
+        # one curve per row and, for images, per colour: every axis that is neither a row's nor smooth stays
+        others = [size if i == 0 or (x.ndim == 4 and i not in axes) else 1 for i, size in enumerate(x.shape)]
+        others.pop(axis)
+        drawn = (torch.randn(*others, waves, device=x.device) * decay) @ basis
+        curve = curve + drawn.movedim(-1, axis) / math.sqrt(len(axes))
+    return curve

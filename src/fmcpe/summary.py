@@ -1,0 +1,215 @@
+"""What the base posterior sees of y, moved by the pairs: fine-tuned members of the base posterior, cross-fitted.
+
+Each member is a copy of the base posterior's network, embedding included, trained on the pairs outside its fold and, so that
+nothing is forgotten, on (roughened) simulations beside them. All members take their steps together, as one batch of
+networks, and stop together, where the pairs that each has not seen are most likely on average over all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from tqdm.auto import tqdm
+
+from fmcpe.proposal import DensityProposal, EnsembleProposal, Proposal
+from fmcpe.roughen import distort, draw_levels, roughness_of
+
+LEVEL = 0.5
+"""How rough real data are taken to be, by a base posterior that knows of roughness."""
+
+_LIGHTLY = 0.1
+_LEARNING_RATE = 3e-3
+_CLIP = 5.0
+_LOOKS = 20
+
+
+class Members:
+    """Copies of one density estimator with weights of their own, evaluated together.
+
+    Args:
+        estimator: The network that they start from.
+        number: How many.
+    """
+
+    def __init__(self, estimator: nn.Module, number: int) -> None:
+        # statistics of normalisation layers stay as they are, and nothing is dropped at random
+        self.skeleton = _Loss(copy.deepcopy(estimator).eval())
+        self.aware = roughness_of(self.skeleton)
+        if self.aware is not None:
+            self.aware.level.fill_(LEVEL)
+        stacked, self.buffers = stack_module_state([self.skeleton] * number)
+        self.weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
+        self.number, self._together = number, True
+
+    def loss(self, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
+        """Negative log density of each row under its member: θ (K, B, p), x (K, B, ...), levels (K, B, 1) -> (K, B)."""
+        if self._together:
+            try:
+                return vmap(self._one, randomness="different")(self.weights, self.buffers, theta, x, levels)
+            except RuntimeError:  # a layer that cannot be batched over weights
+                self._together = False
+        each = [
+            self._one(_row(self.weights, k), _row(self.buffers, k), theta[k], x[k], levels[k])
+            for k in range(self.number)
+        ]
+        return torch.stack(each)
+
+    def _one(self, weights: Any, buffers: Any, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
+        if self.aware is None:
+            return functional_call(self.skeleton, (weights, buffers), (theta, x))
+        with self.aware.at(levels):
+            return functional_call(self.skeleton, (weights, buffers), (theta, x))
+
+    def estimator(self, index: int, weights: dict[str, Tensor]) -> nn.Module:
+        """One member as a network of its own, with its share of stacked `weights`."""
+        member = copy.deepcopy(self.skeleton)
+        member.load_state_dict({k: v.detach() for k, v in _row(weights, index).items()}, strict=False)
+        return member.estimator
+
+
+class _Loss(nn.Module):
+    """The estimator's loss as its forward pass."""
+
+    def __init__(self, estimator: nn.Module) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
+        loss: Tensor = cast(Any, self.estimator).loss(theta, x)
+        return loss
+
+
+class TunedProposal(EnsembleProposal):
+    """Fine-tuned copies of one base posterior, a draw from any of them as likely.
+
+    Args:
+        members: The copies.
+    """
+
+    def __init__(self, members: Sequence[DensityProposal]) -> None:
+        super().__init__(members, torch.ones(len(members)))
+
+
+def can_be_tuned(proposal: Proposal) -> bool:
+    """Whether there is a trained summary of the data to move: not for vectors that go straight into a flow."""
+    return isinstance(proposal, DensityProposal) and proposal.embedding is not None
+
+
+def tune(
+    proposal: DensityProposal,
+    theta: Tensor,
+    y: Tensor,
+    folds: Tensor,
+    replay: tuple[Tensor, Tensor] | None,
+    show_progress_bars: bool,
+) -> TunedProposal:
+    """Fine-tune a member for each fold on the pairs outside it.
+
+    Args:
+        proposal: The base posterior, on raw data.
+        theta: Physical parameters of the pairs, (N, p).
+        y: Real observations, (N, ...).
+        folds: The fold of each pair, (N,), from 0 to K - 1.
+        replay: Simulations (θ, x) to remember.
+        show_progress_bars: Whether to show progress once it takes more than two seconds.
+
+    Returns:
+        All members as one posterior; member k has not seen fold k.
+    """
+    number, rough = int(folds.max()) + 1, roughness_of(proposal.estimator) is not None
+    members = Members(proposal.estimator, number)
+    outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
+    inside = [(folds == k).nonzero()[:, 0] for k in range(number)]
+    held_out = max(map(len, inside))
+    steps, batch, replayed = _budget(len(theta), y[0].numel())
+    scale = float(y.std() if replay is None else replay[1].std())
+
+    def draw_batch() -> tuple[Tensor, Tensor, Tensor]:
+        rows = torch.stack([index[torch.randint(len(index), (batch,))] for index in outside])
+        thetas, data = theta[rows], y[rows]
+        levels = torch.full((number, batch, 1), LEVEL, device=y.device)
+        if rough:
+            lightly = _LIGHTLY * torch.rand(number * batch, 1, device=y.device)
+            data = distort(data.flatten(0, 1), lightly, scale).unflatten(0, (number, batch))
+        if replay is None:
+            return thetas, data, levels
+        rows = torch.randint(len(replay[0]), (number, replayed), device=y.device)
+        old, old_levels = replay[1][rows], draw_levels(number * replayed, y.device)
+        if rough:
+            old = distort(old.flatten(0, 1), old_levels, scale).unflatten(0, (number, replayed))
+        old_levels = old_levels.unflatten(0, (number, replayed))
+        return (
+            torch.cat([thetas, replay[0][rows]], dim=1),
+            torch.cat([data, old], dim=1),
+            torch.cat([levels, old_levels], dim=1),
+        )
+
+    # folds differ by one pair at most: the shorter ones are filled up with a row that does not count
+    rows = torch.stack([torch.cat([index, index[:1].expand(held_out - len(index))]) for index in inside])
+    counts = torch.stack([torch.arange(held_out, device=y.device) < len(index) for index in inside])
+    levels = torch.full((number, held_out, 1), LEVEL, device=y.device)
+
+    @torch.no_grad()
+    def left_out_loss() -> float:
+        return float(members.loss(theta[rows], y[rows], levels)[counts].mean())
+
+    best = _descend(members, draw_batch, left_out_loss, steps, show_progress_bars)
+    tuned: list[DensityProposal] = []
+    for k in range(number):
+        posterior = copy.deepcopy(proposal.posterior)  # of sbi's posteriors, a shallow copy shares the network
+        posterior.posterior_estimator = members.estimator(k, best)
+        tuned.append(DensityProposal(posterior, proposal.prior))
+    return TunedProposal(tuned)
+
+
+def _descend(
+    members: Members,
+    draw_batch: Callable[[], tuple[Tensor, Tensor, Tensor]],
+    left_out_loss: Callable[[], float],
+    steps: int,
+    show_progress_bars: bool,
+) -> dict[str, Tensor]:
+    """One cycle of the learning rate; the weights that are best on left-out pairs come back."""
+    weights = list(members.weights.values())
+    optimiser = torch.optim.Adam(weights, lr=_LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    lowest, best = left_out_loss(), {k: v.detach().clone() for k, v in members.weights.items()}
+    bar = tqdm(range(steps), desc="moving the summary", delay=2, disable=not show_progress_bars, leave=False)
+    for step in bar:
+        optimiser.zero_grad()
+        members.loss(*draw_batch()).mean(1).sum().backward()
+        _clip_each(weights, members.number)
+        optimiser.step()
+        schedule.step()
+        if (step + 1) % max(1, steps // _LOOKS) == 0:
+            validated = left_out_loss()
+            if validated < lowest:
+                lowest, best = validated, {k: v.detach().clone() for k, v in members.weights.items()}
+    return best
+
+
+def _clip_each(weights: list[Tensor], number: int) -> None:
+    """Bound the gradient norm of each member by itself."""
+    gradients = [w.grad for w in weights if w.grad is not None]
+    norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+    factor = (_CLIP / norm.clamp_min(1e-12)).clamp_max(1.0)
+    for g in gradients:
+        g.mul_(factor.reshape(number, *([1] * (g.ndim - 1))))
+
+
+def _budget(pairs: int, numbers: int) -> tuple[int, int, int]:
+    """Gradient steps, and pairs and simulations per step: more pairs bear more training; images cost more per step."""
+    steps = round(70 + 130 * math.log10(pairs))
+    if numbers > 1000:
+        return steps // 2, 24, 24
+    return (steps, 64, 128) if pairs < 500 else (steps, 128, 64)
+
+
+def _row(stacked: dict[str, Tensor], index: int) -> dict[str, Tensor]:
+    return {name: value[index] for name, value in stacked.items()}

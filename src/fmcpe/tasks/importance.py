@@ -1,0 +1,82 @@
+"""Reference posteriors that are known through weighted candidates: draw many, keep some by their weight.
+
+A subclass proposes candidates close to the posterior, with exact importance weights. How close is told by the effective
+sample size (Σw)²/Σw²; where it is small, more candidates make up for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fmcpe._checks import as_sample_shape
+from fmcpe._errors import FMCPEWarning
+from fmcpe._random import seeded
+
+PILOT = 4096
+_POOL = 32  # candidates per draw, so that few draws share a candidate
+_GOOD_ESS = 0.4
+_MAX_CANDIDATES = 2_000_000  # that a small effective sample size can ask for
+
+
+def draw_rows(weights: Tensor, n: int) -> Tensor:
+    """Indices drawn in proportion to `weights`, from torch's global generator.
+
+    By the inverse cdf and not by torch.multinomial, which is limited to 2^24 categories. Where all weights are 0 any will do.
+    """
+    cdf = (weights if weights.any() else torch.ones_like(weights)).cumsum(0)
+    return torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1]).clamp_max(len(cdf) - 1)
+
+
+def effective_size(weights: Tensor) -> float:
+    """How many equally weighted candidates these are worth."""
+    return float(weights.sum() ** 2 / (weights**2).sum().clamp_min(1e-300))
+
+
+class ImportanceReference(ABC):
+    """A posterior of which only draws are known.
+
+    Attributes:
+        ess: Effective sample size of the importance weights, as a fraction of the candidates.
+    """
+
+    ess: float
+
+    def sample(self, sample_shape: Sequence[int] = (), seed: int | None = None) -> Tensor:
+        """Draw θ, shape ``(*sample_shape, p)``."""
+        shape = as_sample_shape(sample_shape)
+        n = shape.numel()
+        with seeded(seed):
+            wanted = _POOL * n * max(_GOOD_ESS / max(self.ess, 1e-6), 1)
+            candidates, weights = self._candidates(max(PILOT, min(int(wanted), max(_MAX_CANDIDATES, _POOL * n))))
+            theta = self._theta(candidates[draw_rows(weights, n)])
+        return theta.float().reshape(*shape, theta.shape[1])
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Not available: what is not θ is integrated by Monte Carlo."""
+        raise NotImplementedError(
+            f"{type(self).__name__} is known through draws alone, since what is not theta is integrated by Monte Carlo; use "
+            "sample((n,)) and compare draws."
+        )
+
+    @abstractmethod
+    def _candidates(self, n: int) -> tuple[Tensor, Tensor]:
+        """``n`` rows near the posterior, float64, and their importance weights up to a factor."""
+
+    def _theta(self, candidates: Tensor) -> Tensor:
+        """θ of each row that was kept."""
+        return candidates
+
+    def _own_up(self, enough: bool, why: str) -> None:
+        """Warn whoever asked the task for this posterior that its draws are approximate."""
+        if not enough:
+            warnings.warn(
+                f"{type(self).__name__} has an effective sample size of {self.ess:.2%} of its candidates, which is little: "
+                f"{why}. Treat its draws as approximate, or leave this observation out of averages.",
+                FMCPEWarning,
+                stacklevel=5,
+            )

@@ -1,0 +1,237 @@
+"""The default recipe: closed forms against algebra, fine-tuned members, evidence, and what is kept."""
+
+import copy
+
+import pytest
+import torch
+from conftest import PRIOR, simulate
+from torch import nn
+
+from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics
+from fmcpe.evidence import Evidence, choose, is_informed, left_out
+from fmcpe.recipe import Recipe
+from fmcpe.refine import refine
+from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
+from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
+from fmcpe.summary import Members, can_be_tuned, tune
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+# ---------------------------------------------------------------------- closed forms
+
+
+def test_leave_one_out_is_what_leaving_out_gives():
+    """The closed form against a refit with the same penalty: both give the residual of a row that was not there."""
+    features, targets = torch.randn(15, 4), torch.randn(15, 2)
+    fit = fit_ridge(features, targets)
+    gram = torch.linalg.inv(fit.ridge.gram_inverse.double())
+    centred = (features - features.mean(0)).double()
+    penalty = (gram - centred.T @ centred).diagonal().mean()
+    for i in range(15):
+        rest = torch.arange(15) != i
+        f, t = features[rest].double(), targets[rest].double()
+        fc = f - f.mean(0)
+        weight = torch.linalg.solve(fc.T @ fc + penalty * torch.eye(4, dtype=torch.float64), fc.T @ (t - t.mean(0)))
+        predicted = (features[i].double() - f.mean(0)) @ weight + t.mean(0)
+        torch.testing.assert_close(targets[i].double() - predicted, fit.residual[i].double(), atol=1e-3, rtol=1e-3)
+
+
+def test_ridge_finds_a_linear_law_and_gives_up_on_noise():
+    features, weight = torch.randn(200, 5), torch.randn(5, 3)
+    lawful = fit_ridge(features, features @ weight + 0.01 * torch.randn(200, 3))
+    torch.testing.assert_close(lawful.ridge.weight, weight, atol=0.01, rtol=0)
+    assert lawful.error < 1e-3
+    noise = fit_ridge(features, torch.randn(200, 3))
+    assert float(noise.ridge.weight.abs().max()) < 0.15
+    assert noise.error > 2.5  # three targets of unit variance
+
+
+def test_leverage_grows_with_distance():
+    fit = fit_ridge(torch.randn(50, 2), torch.randn(50, 1))
+    near, far = fit.ridge.leverage(torch.zeros(1, 2)), fit.ridge.leverage(torch.full((1, 2), 20.0))
+    assert 0.9 / 50 < float(near) < 0.1
+    assert float(far) > float(near)
+
+
+def test_transport_map_between_gaussians():
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    source, target = a @ a.T + 0.1 * torch.eye(3), b @ b.T + 0.1 * torch.eye(3)
+    t = transport_map(source, target)
+    torch.testing.assert_close(t @ source @ t.T, target, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(t, t.T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(transport_map(source, source), torch.eye(3), atol=1e-4, rtol=0)
+
+
+def test_a_move_undoes_a_linear_distortion():
+    """Y = M x: draws of x̃ have the mean of the simulations, and no more spread than the simulator's noise and the fit's."""
+    mixing, theta = torch.randn(4, 4), torch.randn(300, 2)
+    loading = torch.randn(2, 4)
+    x = (theta @ loading)[:, None] + 0.1 * torch.randn(300, 8, 4)
+    y = (theta @ loading) @ mixing.T
+    move, left_out_x = fit_move(y, y, x, copies=20)
+    moved = move.draw(y, y, copies=50).unflatten(0, (300, 50))
+    assert float((moved.mean(1) - theta @ loading).abs().mean()) < 0.05
+    assert float(moved.std(1).mean()) == pytest.approx(0.1, abs=0.03)
+    assert left_out_x.shape == (6000, 4)
+    # a real process like the simulator is left where it is
+    same, _ = fit_move(x[:, 0], x[:, 0], x[:, 1:], copies=2)
+    assert float((same.draw(x[:, 0], x[:, 0], 1) - x.mean(1)).square().mean()) < 0.05
+
+
+def test_a_step_matches_mean_and_spread_and_is_inverted():
+    features, z1 = torch.randn(400, 3), torch.zeros(400, 2)
+    z1 = features[:, :2] + torch.tensor([1.0, -2.0]) + 0.5 * torch.randn(400, 2)
+    z0 = features[:, None, :2] + 0.1 * torch.randn(400, 30, 2)
+    step = fit_step(features, z0, z0, z1)
+    rows = features.repeat_interleave(30, dim=0)
+    z = step(z0.flatten(0, 1), rows)
+    error = z.unflatten(0, (400, 30)) - z1[:, None]
+    assert float(error.mean((0, 1)).abs().max()) < 0.05
+    spread = (z.unflatten(0, (400, 30)) - z.unflatten(0, (400, 30)).mean(1, keepdim=True)).std((0, 1))
+    torch.testing.assert_close(spread, torch.tensor([0.5, 0.5]), atol=0.05, rtol=0)
+    torch.testing.assert_close(step.inverse(z, rows), z0.flatten(0, 1), atol=1e-4, rtol=1e-4)
+    jacobian = torch.autograd.functional.jacobian(lambda v: step(v[None], rows[:1])[0], z0[0, 0])
+    torch.testing.assert_close(step.log_det(), torch.linalg.slogdet(jacobian).logabsdet)
+
+
+# ---------------------------------------------------------------------- roughening and fine-tuning
+
+
+@pytest.mark.parametrize("shape", [(5,), (200,), (3, 50), (32, 32, 3), (3, 32, 32)])
+def test_distortions_grow_with_the_level_and_vanish_at_zero(shape):
+    x, size = torch.randn(400, *shape), []
+    for level in (0.0, 0.3, 1.0):
+        distorted = distort(x, torch.full((400, 1), level), 1.0)
+        assert distorted.shape == x.shape
+        size.append(float((distorted - x).square().mean()))
+    assert size[0] == 0 < size[1] < size[2]
+    levels = draw_levels(4000)
+    assert float((levels == 0).float().mean()) == pytest.approx(0.3, abs=4 * (0.21 / 4000) ** 0.5)
+
+
+def test_a_roughened_base_posterior_knows_how_rough(base_with_embedding):
+    """At level 0 it is sharp; at level 1 it is wider, for the same data."""
+    assert roughness_of(base_with_embedding.posterior_estimator) is not None
+    theta = PRIOR.sample((100,))
+    x, spread = simulate(theta), []
+    for level in (0.0, 1.0):
+        posterior = copy.deepcopy(base_with_embedding)
+        roughness_of(posterior.posterior_estimator).level.fill_(level)
+        draws = baselines.NPE(posterior).fit().sample_batched((100,), x=x, seed=0, show_progress_bars=False)
+        spread.append(draws.std(0).mean(-1))
+    wider = (spread[1] / spread[0]).log()
+    assert float(wider.mean()) > 3 * float(wider.std()) / len(wider) ** 0.5
+
+
+def test_members_are_evaluated_together_as_one_by_one(base_with_embedding):
+    members = Members(base_with_embedding.posterior_estimator, 3)
+    with torch.no_grad():
+        for value in members.weights.values():
+            value.add_(0.01 * torch.randn_like(value))
+    theta, levels = PRIOR.sample((3, 7)), torch.rand(3, 7, 1)
+    x = simulate(theta.flatten(0, 1)).unflatten(0, (3, 7))
+    together = members.loss(theta, x, levels)
+    members._together = False
+    torch.testing.assert_close(together, members.loss(theta, x, levels), atol=1e-5, rtol=1e-5)
+    alone = members.estimator(1, members.weights)
+    with roughness_of(alone).at(levels[1]):
+        torch.testing.assert_close(alone.loss(theta[1], x[1]), together[1], atol=1e-5, rtol=1e-5)
+
+
+def test_fine_tuning_learns_from_the_pairs_and_leaves_the_base_posterior_alone(base_with_embedding):
+    before = copy.deepcopy(base_with_embedding.posterior_estimator.state_dict())
+    proposal = as_proposal(base_with_embedding)
+    theta, shift = PRIOR.sample((60,)), torch.tensor([1.0, -1.5, 0.5])
+    y, replay_theta = simulate(theta) + shift, PRIOR.sample((500,))
+    folds = torch.arange(60) % 3
+    tuned = tune(proposal, theta, y, folds, (replay_theta, simulate(replay_theta)), show_progress_bars=False)
+    test_theta = PRIOR.sample((200,))
+    test_y = simulate(test_theta) + shift
+
+    def energy(posterior):
+        return metrics.energy_score(torch.stack([posterior.sample(test_y) for _ in range(30)]), test_theta)
+
+    assert energy(tuned) < 0.8 * energy(proposal)
+    after = base_with_embedding.posterior_estimator.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_only_a_trained_summary_is_tuned(base, base_with_embedding):
+    assert can_be_tuned(as_proposal(base_with_embedding))
+    assert not can_be_tuned(as_proposal(base))
+    assert not can_be_tuned(as_proposal(lambda x: x[:, :2], prior=PRIOR))
+
+
+# ---------------------------------------------------------------------- evidence and flows
+
+
+def test_choice_needs_a_standard_error():
+    modest, noise = Evidence(torch.ones(100)), 0.1 * torch.randn(100)
+    better, luckier = Evidence(0.9 + noise - noise.mean()), Evidence(0.999 + noise - noise.mean())
+    assert choose({"a": modest, "b": better}) == "b"
+    assert choose({"a": modest, "b": luckier}) == "a"
+    assert not is_informed(modest, modest)
+    assert is_informed(better, modest)
+    # ten pairs: not being shown to be better is not being shown to be worse
+    few, prior = Evidence(1.01 + noise[:10] - noise[:10].mean()), Evidence(torch.ones(10))
+    assert is_informed(few, prior)
+
+
+def test_left_out_energy_scores_prefer_the_truth():
+    truth = torch.randn(200, 2)
+    right, wide = truth[:, None] * 0 + torch.randn(200, 64, 2), 3 * torch.randn(200, 64, 2)
+    assert left_out(right, truth).beats(left_out(wide, truth))
+
+
+def test_flows_refine_a_wrong_start_and_are_not_kept_on_a_right_one():
+    """A start that is off by one is mended by members on pairs they have not seen; on a right one, evidence rejects them."""
+    z1, features, folds = torch.randn(150, 2), torch.randn(150, 3), torch.arange(150) % 3
+    for shift, helps in ((1.0, True), (0.0, False)):
+        z0 = shift + torch.randn(150, 32, 2)
+        _, carried = refine(z0, z1, features, folds, Recipe(epochs=100))
+        assert left_out(carried, z1).beats(left_out(z0, z1)) == helps
+
+
+def test_an_untrained_flow_does_nothing():
+    z0, z1 = torch.randn(20, 8, 2), torch.randn(20, 2)
+    members, _ = refine(z0, z1, torch.randn(20, 3), torch.arange(20) % 2, Recipe(epochs=1, learning_rate=1e-12))
+    assert all(float(u.last.weight.detach().abs().max()) < 1e-6 for u in members)
+
+
+def test_what_helps_is_kept_and_the_summary_says_so(base):
+    """A right simulator is left alone; a gross error is mended; shuffled pairs give the prior, with a warning."""
+    theta = PRIOR.sample((60,))
+    clean, gross = simulate(theta), simulate(theta) + torch.tensor([3.0, -6.0, 2.0])
+    left_alone = FMCPE(base, simulate).fit(theta, clean, seed=0, show_progress_bars=False)
+    assert left_alone.stages == "uncorrected"
+    assert "as it came" in left_alone.summary()
+    mended = FMCPE(base, simulate).fit(theta, gross, seed=0, show_progress_bars=False)
+    assert mended.stages.startswith("moved")
+    scores = {k: v[0] for k, v in mended.history.items() if k.startswith("evidence_")}
+    assert scores["evidence_moved"] < 0.5 * scores["evidence_uncorrected"]
+    with pytest.warns(FMCPEWarning, match="no information"):
+        nonsense = FMCPE(base, simulate).fit(theta.flip(0), gross, seed=0, show_progress_bars=False)
+    assert nonsense.stages == "prior"
+
+
+@pytest.mark.parametrize("stages", ["x-only", "theta-only"])
+def test_ablations_leave_out_their_stage(base, pairs, stages):
+    posterior = FMCPE(base, simulate, stages=stages).fit(*pairs, seed=0, show_progress_bars=False)
+    assert stages == "x-only" or posterior.corrector.move is None
+    assert stages == "theta-only" or (posterior.corrector.step is None and not posterior.corrector.u_theta)
+
+
+def test_paired_simulations_in_place_of_a_simulator(base, pairs):
+    posterior = FMCPE(base).fit(*pairs, x=simulate(pairs[0]), seed=0, show_progress_bars=False)
+    assert bool(PRIOR.support.check(posterior.sample((50,), x=pairs[1][0])).all())
+
+
+def test_roughness_is_described(tmp_path):
+    net = RoughnessAware(nn.Linear(3, 2))
+    assert net(torch.zeros(4, 3)).shape == (4, 3)
+    with net.at(torch.arange(4.0)[:, None]):
+        torch.testing.assert_close(net(torch.zeros(4, 3))[:, 2], torch.arange(4.0))
