@@ -12,6 +12,7 @@ import pytest
 
 from fmcpe.bench import paper
 from fmcpe.bench.claims import CLAIMS, Verdict
+from fmcpe.bench.clock import PARTS
 from fmcpe.bench.compare import compare
 from fmcpe.bench.frontier import frontier_table, speed_table
 from fmcpe.bench.plan import EXPERIMENTS, plan
@@ -35,7 +36,7 @@ def made_up(unit, shift=0.0):
     alpha = dict(unit.options).get("alpha", 0.0)
     error = GOODNESS.get(unit.method, 2.0 + 0.1 * alpha) * (1 + 1 / max(1, unit.pairs)) + shift
     if unit.evaluation.timed:
-        parts = dict.fromkeys(("gradient steps", "simulation", "evidence", "other"), 0.1)
+        parts = dict.fromkeys(PARTS, 0.1)
         parts |= {"base draws": 1.0, "x-transport": 3.0}
         seconds = {"fit_seconds": {"fmcpe-paper": 20.0, "fmcpe": 1.0}.get(unit.method, 2.0), "inference_seconds": error}
         times = {"first_call_seconds": 1.0, "one_observation_seconds": 0.01, "tenth_seconds": 0.1, "parts": parts}

@@ -1,4 +1,4 @@
-"""Where the time of a fit goes: gradient steps, base draws, x-transport, simulation, evidence.
+"""Where the time of a fit goes: gradient steps, base draws, x-transport, simulation, closed forms, evidence.
 
 The library's functions are wrapped from outside for the length of one fit, so that nothing in the method knows it is being
 timed. Each moment counts for the innermost wrapped function that is running, but for "evidence", which keeps what happens
@@ -14,16 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PARTS = ("gradient steps", "base draws", "x-transport", "simulation", "evidence", "other")
+PARTS = ("gradient steps", "base draws", "x-transport", "simulation", "closed forms", "evidence", "other")
 
 _WRAPPED = (
     ("gradient steps", "torch", "Tensor.backward"),
     ("gradient steps", "torch.optim", "Adam.step"),
     ("gradient steps", "torch.optim", "AdamW.step"),
     ("gradient steps", "fmcpe.correction", "matching_loss"),
+    ("gradient steps", "fmcpe.refine", "_train"),
+    ("gradient steps", "fmcpe.summary", "_descend"),
     ("base draws", "fmcpe.proposal", "Proposal.sample"),
     ("x-transport", "fmcpe.corrector", "Corrector.draw_x"),
-    ("evidence", "fmcpe.correction", "keep_what_helps"),
+    ("x-transport", "fmcpe.warm", "WarmChain.draw_x"),
+    ("closed forms", "fmcpe.crossfit", "fit_move"),
+    ("closed forms", "fmcpe.crossfit", "fit_step"),
+    ("evidence", "fmcpe.crossfit", "left_out"),
+    ("evidence", "fmcpe.refine", "_held_out_loss"),
 )
 """What counts for which part; a name that is not there in this version is skipped."""
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fmcpe.bench.claims import VARIANTS
+from fmcpe.bench.clock import PARTS
 from fmcpe.bench.results import METRICS, Results
 from fmcpe.diagnostics import SBCResult
 from fmcpe.diagnostics.plots import corner, rank_histograms
@@ -195,15 +196,14 @@ def breakdown(results: Results) -> Figure | None:
     }  # fmt: skip
     if not any(bars.values()):
         return None
-    parts = ("gradient steps", "base draws", "x-transport", "simulation", "evidence", "other")
-    colors = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#BBBBBB")
+    colors = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#BBBBBB")
     figure = Figure(figsize=(1 + 3.3 * len(tasks), 3.4), layout="constrained")
     for axes, task in zip(np.atleast_1d(figure.subplots(1, len(tasks), squeeze=False)[0]), tasks, strict=True):
         for i, size in enumerate(sizes):
             for k, method in enumerate(VARIANTS):
                 bottom, at = 0.0, i + 0.42 * (k - 0.5)
                 for row in bars[task, size, method][:1]:
-                    for part, color in zip(parts, colors, strict=True):
+                    for part, color in zip(PARTS, colors, strict=True):
                         axes.bar(at, row.metrics["parts"][part], 0.36, bottom, color=color, ec="white", lw=0.4)
                         bottom += row.metrics["parts"][part]
                     text = {"ha": "center", "va": "bottom", "fontsize": 7, "rotation": 90}
@@ -213,8 +213,8 @@ def breakdown(results: Results) -> Figure | None:
         axes.margins(y=0.18)
         _tidy(axes)
     figure.axes[0].set_ylabel("seconds of the fit")
-    handles = [Patch(color=color, label=part) for part, color in zip(parts, colors, strict=True)]
-    figure.legend(handles=handles, loc="outside upper center", ncols=6, frameon=False)
+    handles = [Patch(color=color, label=part) for part, color in zip(PARTS, colors, strict=True)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=7, frameon=False)
     return figure
 
 

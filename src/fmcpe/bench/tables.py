@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 from fmcpe.bench import paper
+from fmcpe.bench.clock import PARTS
 from fmcpe.bench.plan import PRESETS
 from fmcpe.bench.results import METRICS, Results, number, spread
 from fmcpe.bench.table import Table
@@ -123,7 +124,7 @@ def breakdown_table(results: Results) -> Table:
     rows = []
     for task in results.tasks("timing"):
         for method in ("fmcpe-paper", "fmcpe"):
-            for part in ("gradient steps", "base draws", "x-transport", "simulation", "evidence", "other"):
+            for part in PARTS:
                 cells = []
                 for size in results.sizes("timing"):
                     units = results.select("timing", task, method, size)
