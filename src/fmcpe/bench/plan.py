@@ -121,7 +121,7 @@ PRESETS = {
         grid_epochs=2,
         grid_seeds=(33, 43),
         grid_test=30,
-        recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100),
+        recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
     ),
 }
 
