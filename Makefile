@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast lint format types bench clean
+.PHONY: help demo test test-fast smoke lint format types bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -e '.[dev,chambers]'
+	@$(PIP) -e '.[dev,chambers,dask]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture
@@ -29,6 +29,11 @@ test: $(VENV)/.installed-dev ## All tests, those against exact posteriors among 
 
 test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+smoke: $(VENV)/.installed-dev ## Every experiment with tiny budgets, and its report: does everything run?
+	rm -rf fmcpe-smoke
+	$(BIN)/fmcpe bench run all --preset smoke --out fmcpe-smoke
+	$(BIN)/fmcpe bench report --out fmcpe-smoke
 
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	$(BIN)/ruff check .
@@ -48,4 +53,4 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/baselines.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fmcpe.npe import train_npe
     from fmcpe.posterior import CorrectedPosterior
     from fmcpe.recipe import Recipe
+    from fmcpe.simulations import simulate
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ _HOMES = {
     "Recipe": "fmcpe.recipe",
     "as_proposal": "fmcpe.adapters",
     "load": "fmcpe.io",
+    "simulate": "fmcpe.simulations",
     "train_npe": "fmcpe.npe",
 }
 _MODULES = ("baselines", "diagnostics", "metrics", "tasks")
@@ -38,6 +40,7 @@ __all__ = [
     "diagnostics",
     "load",
     "metrics",
+    "simulate",
     "tasks",
     "train_npe",
 ]

@@ -25,6 +25,7 @@ from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import embedding_width
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
+from fmcpe.simulations import simulate as run_simulator
 from fmcpe.training import Training, train
 
 
@@ -119,6 +120,7 @@ def train_npe(
     seed: int | None = None,
     *,
     simulations: tuple[Any, Any] | None = None,
+    dask: Any = None,
     max_num_epochs: int = 20,
     training_batch_size: int = 512,
     learning_rate: float = 5e-3,
@@ -139,6 +141,7 @@ def train_npe(
         embedding_net: Network that summarises x before the flow sees it; needed for images and advised for series.
         seed: Makes the training reproducible; torch's global generator is left as it was.
         simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        dask: Address of a Dask scheduler, or a client: the simulations are run on that cluster, see `fmcpe.simulate`.
         max_num_epochs: Length of the schedule: the rate rises to `learning_rate` and falls to zero over so many epochs.
         training_batch_size: Simulations per gradient step.
         learning_rate: Peak of the schedule.
@@ -160,7 +163,7 @@ def train_npe(
     )
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
-        theta, x = simulate(simulator, prior, num_simulations, simulations)
+        theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
         if embedding_net is None and roughen:
             raise ValueError(
                 "roughen=True came without an embedding_net; a summary that can learn to survive distortions was expected. "
@@ -230,7 +233,12 @@ def fit_npe(
 
 
 def simulate(
-    simulator: Callable[[Tensor], Any] | None, prior: Distribution, number: int, given: tuple[Any, Any] | None
+    simulator: Callable[[Tensor], Any] | None,
+    prior: Distribution,
+    number: int,
+    given: tuple[Any, Any] | None,
+    dask: Any = None,
+    show_progress_bars: bool = False,
 ) -> tuple[Tensor, Rows]:
     """Simulations at draws of the prior, or those that are given, checked: θ (N, p) and x (N, ...)."""
     if given is not None:
@@ -251,6 +259,10 @@ def simulate(
     if number < 100:
         raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
     theta = prior.sample((number,)).to(torch.float32)
+    if dask is not None:
+        return theta, run_simulator(
+            simulator, theta, dask=dask, batch_size=max(1, number // 200), show_progress_bars=show_progress_bars
+        )
     checked = CheckedSimulator(simulator, None)
     with seeded(0):  # a look at the shape must not shift the noise of what follows
         shape = checked(theta[:2]).shape[1:]

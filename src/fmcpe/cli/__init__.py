@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from fmcpe import __version__
-from fmcpe.cli import demo, download
+from fmcpe.cli import bench, demo, download
 
-COMMANDS = {"demo": demo, "download": download}
+COMMANDS = {"demo": demo, "download": download, "bench": bench}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

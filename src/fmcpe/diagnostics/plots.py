@@ -109,6 +109,7 @@ def corner(
     truth: Any = None,
     names: Sequence[str] | None = None,
     levels: Sequence[float] = (0.5, 0.9),
+    colors: Sequence[str] | None = None,
 ) -> Figure:
     """Kernel-density corner plot of several posteriors for one observation, with the truth.
 
@@ -117,6 +118,7 @@ def corner(
         truth: The true parameters, (p,).
         names: Names of the parameters.
         levels: Mass inside the contours of the pair plots, two of them being readable.
+        colors: One per method, in place of the usual ones.
     """
     given = posteriors if isinstance(posteriors, Mapping) else {"": posteriors}
     methods = {name: finite(s, "posteriors", "(S, p)").numpy() for name, s in given.items()}
@@ -126,6 +128,7 @@ def corner(
     if {p, len(labels), p if star is None else len(star)} != {p} or any(s.shape[1] != p for s in methods.values()):
         came = f"draws {[s.shape for s in methods.values()]}, names {labels}, truth {star}"
         raise ValueError(f"{came}, expected {p} parameters in each: type names=None, truth=None")
+    palette = tuple(colors or COLORS)
     size = max(3.2, 1.0 + 1.9 * p)
     figure = Figure(figsize=(size, size), layout="constrained")
     grid = figure.subplots(p, p, squeeze=False)
@@ -137,7 +140,7 @@ def corner(
                 axes.set_axis_off()
                 continue
             for k, draws in enumerate(methods.values()):
-                color, dash = COLORS[k % len(COLORS)], _DASHES[k % len(_DASHES)]
+                color, dash = palette[k % len(palette)], _DASHES[k % len(_DASHES)]
                 if i == j:
                     _density_line(axes, draws[:, i], limits[i], color, dash)
                 else:
@@ -162,7 +165,7 @@ def corner(
             if j == 0 and i > 0:
                 axes.set_ylabel(labels[i])
             _tidy(axes)
-    _legend(figure, list(methods), truth=star is not None)
+    _legend(figure, list(methods), truth=star is not None, palette=palette)
     return figure
 
 
@@ -271,16 +274,18 @@ def _density_contours(axes: Axes, draws: np.ndarray, box: Any, levels: Sequence[
     axes.contour(x, y, density, heights, colors=[color], linestyles=[dash], linewidths=1.4)
 
 
-def _legend(figure: Figure, methods: list[str], truth: bool = False) -> None:
+def _legend(figure: Figure, methods: list[str], truth: bool = False, palette: Sequence[str] = COLORS) -> None:
     handles = [
-        Line2D([], [], color=COLORS[k % len(COLORS)], ls=_DASHES[k % len(_DASHES)], lw=1.8, label=name)
+        Line2D([], [], color=palette[k % len(palette)], ls=_DASHES[k % len(_DASHES)], lw=1.8, label=name)
         for k, name in enumerate(methods)
         if name
     ]
     if truth:
         handles.append(Line2D([], [], color="black", lw=0.9, marker="s", ms=4, label="truth"))
     if handles:
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+        # an entry takes about 1.4 inches: a row of more would be cut off
+        ncols = min(len(handles), max(2, int(figure.get_figwidth() / 1.4)))
+        figure.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
 
 
 def _tidy(axes: Axes) -> None:

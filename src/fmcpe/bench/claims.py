@@ -1,0 +1,263 @@
+"""What the paper says in one sentence each, and whether our numbers say the same: counted, not judged by eye.
+
+Each check counts comparisons. All of them: the numbers agree; none or less than half: they don't; in between: in part. A
+comparison whose numbers are missing does not count, and a claim without any is "not run".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fmcpe.bench.results import Results
+
+Check = Callable[[Results, str], Iterator[bool | None]]
+"""(results, our variant of the method) -> one answer per comparison, None where a number is missing."""
+
+VARIANTS = {"fmcpe-paper": "the paper's recipe", "fmcpe": "the default recipe"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many comparisons agree with the claim."""
+
+    agree: int
+    of: int
+
+    @property
+    def word(self) -> str:
+        """Agreement in a word."""
+        if not self.of:
+            return "not run"
+        return (
+            "agrees" if self.agree == self.of else "agrees in part" if 2 * self.agree >= self.of else "does not agree"
+        )
+
+    def __str__(self) -> str:
+        return self.word if not self.of else f"{self.word} ({self.agree} of {self.of} comparisons)"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper.
+
+    Args:
+        section: Where in the report it stands.
+        says: The claim.
+        counts: What is compared.
+        check: The comparisons.
+        variants: The variants of the method that it is checked for.
+    """
+
+    section: str
+    says: str
+    counts: str
+    check: Check
+    variants: tuple[str, ...] = ("fmcpe-paper", "fmcpe")
+
+    def verdict(self, results: Results, variant: str) -> Verdict:
+        """Count."""
+        answers = [answer for answer in self.check(results, variant) if answer is not None]
+        return Verdict(sum(answers), len(answers))
+
+
+def _less(a: float, b: float) -> bool | None:
+    return None if math.isnan(a) or math.isnan(b) else a < b
+
+
+def _against(
+    results: Results, experiment: str, variant: str, others: Iterable[str], metrics: Iterable[str], sizes: str = "all"
+) -> Iterator[bool | None]:
+    """The variant's mean is lower than each other method's, for every task, size and metric."""
+    others, metrics, every = tuple(others), tuple(metrics), results.sizes(experiment)
+    chosen = every if sizes == "all" else [size for size in every if size <= 50]
+    for task in results.tasks(experiment):
+        for size in chosen:
+            for metric in metrics:
+                mine = results.mean(experiment, task, variant, size, metric)
+                for other in others:
+                    yield _less(mine, results.mean(experiment, task, other, size, metric))
+
+
+def _falls(results: Results, experiment: str, variant: str, metrics: Iterable[str]) -> Iterator[bool | None]:
+    """A metric is lower with the most pairs than with the fewest."""
+    sizes = results.sizes(experiment)
+    for task in results.tasks(experiment) if len(sizes) > 1 else []:
+        for metric in metrics:
+            ends = [results.mean(experiment, task, variant, size, metric) for size in (sizes[-1], sizes[0])]
+            yield _less(*ends)
+
+
+def _more_pairs(results: Results, variant: str) -> Iterator[bool | None]:
+    return _falls(results, "main", variant, ("joint_w2", "joint_c2st", "joint_mmd2", "mse"))
+
+
+def _beats_baselines(results: Results, variant: str) -> Iterator[bool | None]:
+    return _against(results, "main", variant, ("dpe", "mf-npe", "rope"), ("joint_w2", "joint_c2st"))
+
+
+def _beats_all_baselines(results: Results, variant: str) -> Iterator[bool | None]:
+    others = ("dpe", "mf-npe", "rope", "nnpe", "j-npe")
+    return _against(results, "main", variant, others, ("joint_w2", "joint_c2st", "joint_mmd2", "mse"))
+
+
+def _closer_posteriors(results: Results, variant: str) -> Iterator[bool | None]:
+    return _against(results, "main", variant, ("dpe", "mf-npe", "rope", "nnpe", "j-npe"), ("c2st", "w2", "mmd2"))
+
+
+def _recovers(results: Results, variant: str) -> Iterator[bool | None]:
+    return _against(results, "main", variant, ("mf-npe",), ("mse",), "few")
+
+
+def _shifts(results: Results, variant: str) -> Iterator[bool | None]:
+    for task in results.tasks("main"):
+        size = max(results.sizes("main"), default=0)
+        yield _less(*(results.mean("main", task, method, size, "mse") for method in (variant, "npe")))
+
+
+def miscalibration(results: Results, task: str, method: str, size: int) -> float:
+    """Mean over parameters of |bias| + |log scale|: 0 is calibrated."""
+    found = [row.metrics["sbc"] for row in results.select("sbc", task, method, size) if "sbc" in row.metrics]
+    if not found:
+        return math.nan
+    bias, scale = np.array(found[0]["bias"]), np.array(found[0]["scale"])
+    return float(np.mean(np.abs(bias) + np.abs(np.log(np.maximum(scale, 1e-3)))))
+
+
+def _better_calibrated(results: Results, variant: str) -> Iterator[bool | None]:
+    sizes = results.sizes("sbc")
+    for task in results.tasks("sbc"):
+        for size in sizes:
+            for other in ("npe", "mf-npe"):
+                yield _less(*(miscalibration(results, task, method, size) for method in (variant, other)))
+
+
+def _calibration_grows(results: Results, variant: str) -> Iterator[bool | None]:
+    sizes = results.sizes("sbc")
+    for task in results.tasks("sbc") if len(sizes) > 1 else []:
+        yield _less(*(miscalibration(results, task, variant, size) for size in (sizes[-1], sizes[0])))
+
+
+def _joint_training(results: Results, variant: str) -> Iterator[bool | None]:
+    """Better, or equivalent: within one standard error of the difference."""
+    for task in results.tasks("ablation"):
+        for size in results.sizes("ablation"):
+            for metric in ("joint_w2", "joint_c2st"):
+                a, b = (
+                    results.values("ablation", task, method, size, metric)
+                    for method in (variant, "fmcpe-paper-sequential")
+                )
+                if not len(a) or not len(b):
+                    yield None
+                    continue
+                error = math.sqrt(sum(v.var(ddof=1) / len(v) if len(v) > 1 else 0.0 for v in (a, b)))
+                yield bool(a.mean() <= b.mean() + error)
+
+
+def _x_only_is_worse(results: Results, variant: str) -> Iterator[bool | None]:
+    return _against(results, "ablation", variant, ("fmcpe-paper-x-only",), ("joint_w2", "joint_c2st"))
+
+
+def _gap_widens(results: Results, variant: str) -> Iterator[bool | None]:
+    """From each α to the next, the x-map alone falls further behind, relatively."""
+    gaps = []
+    for task in results.tasks("independence"):
+        full, alone = (
+            results.mean("independence", task, method, None, "joint_c2st") for method in (variant, variant + "-x-only")
+        )
+        gaps.append((alone - full) / full)
+    for before, after in pairwise(gaps):
+        yield _less(before, after)
+
+
+def _prior(results: Results, variant: str) -> Iterator[bool | None]:
+    metrics = ("joint_w2", "joint_c2st", "joint_mmd2")
+    yield from _falls(results, "prior", variant, metrics)
+    yield from _against(results, "prior", variant, ("mf-npe", "rope"), metrics)
+
+
+def _slow_to_train(results: Results, variant: str) -> Iterator[bool | None]:
+    for answer in _against(results, "timing", variant, ("dpe", "mf-npe", "rope"), ("fit_seconds",)):
+        yield None if answer is None else not answer
+
+
+def _faster_than_rope(results: Results, variant: str) -> Iterator[bool | None]:
+    return _against(results, "timing", variant, ("rope",), ("inference_seconds",))
+
+
+def _sampling_costs(results: Results, variant: str) -> Iterator[bool | None]:
+    for task in results.tasks("timing"):
+        for size in results.sizes("timing"):
+            for row in results.select("timing", task, variant, size):
+                parts = row.metrics["parts"]
+                yield parts["base draws"] + parts["x-transport"] > 0.5 * sum(parts.values())
+
+
+def _grid(results: Results, task: str) -> dict[tuple[float, float], float]:
+    rows = results.select("sensitivity", task, "fmcpe-paper", None)
+    grid = sorted({(dict(r.unit.recipe)["learning_rate"], dict(r.unit.recipe)["clip"]) for r in rows})
+    return {
+        (rate, clip): results.mean("sensitivity", task, "fmcpe-paper", None, "joint_w2", learning_rate=rate, clip=clip)
+        for rate, clip in grid
+    }
+
+
+def _best_rate(results: Results, variant: str) -> Iterator[bool | None]:
+    if "pendulum" in results.tasks("sensitivity"):
+        grid = _grid(results, "pendulum")
+        for clip in sorted({clip for _, clip in grid}):
+            column = {rate: value for (rate, at), value in grid.items() if at == clip}
+            yield None if 1e-3 not in column or len(column) < 2 else min(column, key=lambda r: column[r]) == 1e-3
+
+
+def _clipping_is_idle(results: Results, variant: str) -> Iterator[bool | None]:
+    """At each rate, clipping moves joint W2 by less than the rate does at a fixed clipping."""
+    for task in results.tasks("sensitivity"):
+        grid = _grid(results, task)
+        rates, clips = ({key[i] for key in grid} for i in (0, 1))
+        by_rate = np.mean([np.ptp([grid[rate, clip] for rate in rates]) for clip in clips])
+        for rate in sorted(rates):
+            yield bool(np.ptp([grid[rate, clip] for clip in clips]) < by_rate)
+
+
+CLAIMS = (
+    Claim("main", "All metrics decrease as the number of pairs increases.",
+          "joint W2, C2ST, MMD² and MSE, most pairs against fewest, each task", _more_pairs),
+    Claim("main", "The method consistently outperforms all baselines (NPE on the pairs, MF-NPE, RoPE).",
+          "joint W2 and C2ST against each of dpe, mf-npe, rope, each task and size", _beats_baselines),
+    Claim("corner", "MF-NPE misses the true parameter at few pairs, the method recovers it with higher accuracy.",
+          "MSE against mf-npe at up to 50 pairs, each task", _recovers),
+    Claim("sbc", "The method is better calibrated as the number of pairs grows.",
+          "|bias| + |log scale| of the ranks, most pairs against fewest, each task", _calibration_grows),
+    Claim("sbc", "It is better calibrated than NPE and MF-NPE.",
+          "|bias| + |log scale| against npe and mf-npe, each task and size", _better_calibrated),
+    Claim("posterior-level", "On tasks with a known posterior, the method comes closest to it.",
+          "C2ST, W2 and MMD² to the reference posterior against every baseline, each task and size", _closer_posteriors),
+    Claim("all-metrics", "It outperforms the additional baselines (NNPE, J-NPE) and in the additional metrics too.",
+          "joint W2, C2ST, MMD² and MSE against every baseline, each task and size", _beats_all_baselines),
+    Claim("before-after", "The correction shifts posteriors to a more appropriate location.",
+          "MSE at the most pairs against the uncorrected posterior, each task", _shifts),
+    Claim("ablation", "Joint training is better than, or equivalent to, sequential training.",
+          "joint W2 and C2ST within one standard error of fmcpe-paper-sequential's, each task and size", _joint_training),
+    Claim("ablation", "The x-map alone is worse, also with many pairs.",
+          "joint W2 and C2ST against fmcpe-paper-x-only, each task and size", _x_only_is_worse),
+    Claim("independence", "The gap between both maps and the x-map alone widens as y depends on θ directly.",
+          "relative gap in joint C2ST, each α against the one before", _gap_widens),
+    Claim("prior", "With a wrong prior it improves with pairs and outperforms MF-NPE and RoPE.",
+          "joint W2, C2ST and MMD², each task and size", _prior),
+    Claim("timing", "It takes longer to train than the baselines.",
+          "fit time against dpe, mf-npe, rope, each task and size", _slow_to_train),
+    Claim("timing", "At inference it is faster than RoPE for all tasks and sizes.",
+          "inference time against rope, each task and size", _faster_than_rope),
+    Claim("timing", "Most of the training time is sampling, not gradient steps.",
+          "base draws and x-transport above half of the fit, each task and size", _sampling_costs),
+    Claim("sensitivity", "On pendulum the learning rate 1e-3 is best.",
+          "joint W2 by learning rate at each clipping", _best_rate, ("fmcpe-paper",)),
+    Claim("sensitivity", "Gradient clipping has little effect.",
+          "range of joint W2 over clippings below its range over rates, each task and rate", _clipping_is_idle,
+          ("fmcpe-paper",)),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""The method of a unit, fitted: `fmcpe.bench.methods`, with the unit's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from fmcpe.bench.units import Unit
+
+if TYPE_CHECKING:
+    from fmcpe.tasks import Task
+
+SIMULATION_TRAINED = ("nnpe", "j-npe")
+"""Methods that train a base posterior of their own: they get the simulations and epochs that it had."""
+
+
+def fitted(unit: Unit, task: Task, base: Any, wrap: Callable[[Callable], Callable] | None = None) -> Any:
+    """The posterior that the unit's method makes of its calibration pairs.
+
+    Args:
+        unit: What is asked for.
+        task: Its task.
+        base: Its base posterior.
+        wrap: Applied to the simulator that the method is given, to take its time.
+    """
+    theta, y = task.calibration_set(unit.pairs, unit.set) if unit.pairs else (None, None)
+    method = build(unit, task, base)
+    if wrap is not None and getattr(method, "simulator", None) is not None:
+        method.simulator = wrap(method.simulator)
+    return method.fit(theta, y, seed=unit.seed, show_progress_bars=False)
+
+
+def build(unit: Unit, task: Task, base: Any) -> Any:
+    """The unfitted method."""
+    from fmcpe import FMCPE
+    from fmcpe._random import seeded
+    from fmcpe.bench.methods import METHODS
+
+    changed = dict(unit.recipe)
+    if unit.method.startswith("fmcpe"):
+        stages = unit.method.removeprefix("fmcpe").removeprefix("-paper").removeprefix("-") or "joint"
+        recipe = changed_recipe("paper" if "-paper" in unit.method else "default", changed)
+        return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)  # type: ignore[arg-type]
+    if unit.method not in METHODS:
+        raise ValueError(f"there is no method named {unit.method!r}; see fmcpe.bench.plan.METHODS.")
+    with seeded(unit.seed):
+        method: Any = METHODS[unit.method](base, task, None)
+    if unit.method in SIMULATION_TRAINED:
+        method.num_simulations = unit.simulations
+        method.training = replace(method.training, max_num_epochs=unit.epochs)
+    elif "epochs" in changed and hasattr(method, "training"):
+        method.training = replace(method.training, max_num_epochs=changed["epochs"])
+    return method
+
+
+def changed_recipe(name: str, changed: dict[str, Any]) -> Any:
+    """A recipe with some fields changed; fields that this recipe does not have are left out."""
+    from fmcpe import Recipe
+
+    recipe = Recipe.paper() if name == "paper" else Recipe.default()
+    known = {f.name for f in fields(recipe)}
+    return replace(recipe, **{field: value for field, value in changed.items() if field in known})

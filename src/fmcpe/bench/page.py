@@ -1,0 +1,156 @@
+"""The pieces of the report's HTML: everything inside the page, nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from fmcpe.bench.claims import Verdict
+from fmcpe.bench.plan import EXPERIMENTS, PRESETS
+from fmcpe.bench.results import Results
+from fmcpe.bench.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE = """
+:root { --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8; --link: #0b5cad; }
+* { box-sizing: border-box }
+html { scroll-padding-top: 3.2rem }
+body { margin: 0; color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif }
+nav { position: sticky; top: 0; z-index: 1; background: var(--soft); border-bottom: 1px solid var(--line); padding: .5rem 1rem;
+      display: flex; gap: .3rem 1rem; overflow-x: auto; white-space: nowrap; font-size: 13px }
+main { max-width: 1180px; margin: 0 auto; padding: 1rem 1.2rem 4rem }
+a { color: var(--link); text-decoration: none } a:hover { text-decoration: underline }
+h1 { font-size: 1.7rem; margin: 1rem 0 .3rem } h2 { font-size: 1.3rem; margin: 0 0 .2rem } h3 { font-size: 1rem; margin: 0 }
+section { border-top: 2px solid var(--line); margin-top: 2.2rem; padding-top: 1.2rem }
+.where, .note, .quiet { color: var(--quiet); font-size: 13.5px } .where { margin: 0 0 .8rem } .note { margin: .3rem 0 }
+.claim { border-left: 4px solid var(--line); background: var(--soft); padding: .5rem .9rem; margin: .6rem 0 }
+.claim p { margin: .1rem 0 } .claim ul { margin: .2rem 0; padding-left: 1.2rem }
+.badge { border-radius: .3rem; padding: .05rem .45rem; font-size: 13.5px; white-space: nowrap }
+.agrees { background: #d5ecdf; color: #0b5137 } .part { background: #fdeecb; color: #6b4700 }
+.differs { background: #f9d9d2; color: #8a2206 } .none { background: #e6e9ed; color: #4a545e }
+.scroll { overflow-x: auto; margin: .4rem 0 }
+table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: .18rem .7rem .18rem 0; vertical-align: top; white-space: nowrap }
+th { border-bottom: 1.5px solid var(--ink); font-weight: 600 } tr.new td { border-top: 1px solid var(--line) }
+table.claims { width: 100% } table.claims td:first-child { white-space: normal; width: 55% }
+figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: var(--quiet); font-size: 13.5px }
+figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
+@media (max-width: 800px) { figure.narrow { width: 100% } }
+details { margin: .5rem 0; border: 1px solid var(--line); border-radius: .3rem; padding: .4rem .8rem }
+summary { cursor: pointer; font-weight: 600; font-size: 14.5px }
+.missing, .warning { background: #fdf3dc; padding: .5rem .9rem }
+pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: 12.5px } code { font-size: 90% }
+@media print { nav { display: none } details { border: 0 } }
+"""
+
+
+def escape(text: object) -> str:
+    """Text as HTML."""
+    return html.escape(str(text))
+
+
+def page(title: str, links: Sequence[tuple[str, str]], body: str) -> str:
+    """A whole document."""
+    bar = "".join(f'<a href="#{key}">{escape(text)}</a>' for key, text in links)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{bar}</nav><main>{body}</main></body></html>\n'
+    )
+
+
+def badge(verdict: Verdict) -> str:
+    """A verdict in colour and in words."""
+    kind = {"agrees": "agrees", "agrees in part": "part", "does not agree": "differs", "not run": "none"}[verdict.word]
+    return f'<span class="badge {kind}">{escape(verdict)}</span>'
+
+
+def download(name: str, content: str, text: str) -> str:
+    """A link that holds the file."""
+    encoded = base64.b64encode(content.encode()).decode()
+    return f'<a download="{escape(name)}" href="data:text/plain;charset=utf-8;base64,{encoded}">{escape(text)}</a>'
+
+
+def table_block(table: Table, name: str) -> str:
+    """A table with its downloads, folded away if it is large."""
+    links = f"{download(name + '.csv', table.as_csv(), 'CSV')} · {download(name + '.tex', table.as_latex(), 'LaTeX')}"
+    state = " open" if len(table.rows) <= 40 else ""
+    return (
+        f"<details{state}><summary>{escape(table.title)}</summary>{table.as_html()}<p class=note>{links}</p></details>"
+    )
+
+
+def figure_block(figure: Figure, caption: str) -> str:
+    """A figure inside the page, as vectors that print well. Narrow ones stand side by side."""
+    vector = io.BytesIO()
+    figure.savefig(vector, format="svg")
+    source = f"data:image/svg+xml;base64,{base64.b64encode(vector.getvalue()).decode()}"
+    width = round(96 * figure.get_figwidth())
+    kind = " class=narrow" if width < 900 and figure.get_figheight() > 0.8 * figure.get_figwidth() else ""
+    return (
+        f'<figure{kind}><img alt="{escape(caption)}" width="{width}" src="{source}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def opening(results: Results) -> str:
+    """What this is, and what to know before reading on."""
+    states = [row.status for row in results.rows.values()]
+    missing = [name for name in EXPERIMENTS if name not in results.presets]
+    parts = [
+        "<h1>The paper's experiments, run with fmcpe</h1>",
+        f'<p class="where">{states.count("done")} units done, {states.count("failed")} failed, '
+        f"{len(states) - states.count('done') - states.count('failed')} open. Written {time.strftime('%Y-%m-%d %H:%M')}.</p>",
+    ]
+    if "smoke" in results.presets.values():
+        names = ", ".join(name for name, preset in results.presets.items() if preset == "smoke")
+        parts.append(
+            f'<p class="warning">Preset <b>smoke</b> ({escape(names)}): networks are hardly trained. This page shows that '
+            "everything runs; its numbers and verdicts mean nothing.</p>"
+        )
+    if results.stand_ins():
+        parts.append(
+            f'<p class="warning">{escape(", ".join(results.stand_ins()))}: the real side is a <b>stand-in</b> for '
+            "measurements, not the measured data of the paper.</p>"
+        )
+    if missing:
+        parts.append(f'<p class="missing">Not run: {escape(", ".join(missing))}.</p>')
+    return "".join(parts)
+
+
+def repeat(results: Results) -> str:
+    """Commands, versions, seeds and budgets."""
+    commands = list(dict.fromkeys(owner["command"] for owner in results.owners if owner["command"]))
+    versions = sorted({json.dumps(row.versions, sort_keys=True) for row in results.rows.values() if row.versions})
+    used = sorted(set(results.presets.values()))
+    budgets = {name: asdict(PRESETS[name]) for name in used}
+    failed = [(key, row) for key, row in results.rows.items() if row.status == "failed"]
+    seconds = sum(row.seconds or 0 for row in results.rows.values())
+    parts = [
+        '<section id="repeat"><h2>To repeat it</h2>',
+        f"<pre>{escape(chr(10).join(['pip install -c constraints.txt fmcpe', *commands]))}</pre>",
+        f"<p>{seconds / 3600:.1f} hours of work, added up over workers. Page written on {escape(platform.platform())}.</p>",
+        "<p>Seeds: base posteriors are trained with seed 0; calibration set <i>i</i> is the task's stream with seed <i>i</i>, "
+        "its smaller sets are prefixes, and the fit on it has seed <i>i</i>; test pairs come from the test stream with seed 0. "
+        "Each unit's settings and seeds are in <code>bench.sqlite</code>.</p>",
+        f"<p>Versions{'' if len(versions) < 2 else ' (several: the numbers may not be comparable)'}:</p>",
+        *(f"<pre>{escape(text)}</pre>" for text in versions),
+        f"<details><summary>Budgets of {escape(', '.join(used))}</summary>"
+        f"<pre>{escape(json.dumps(budgets, indent=1))}</pre></details>",
+    ]
+    if failed:
+        rows = "".join(
+            f"<details><summary>{escape(key)} {escape(row.unit.label)}</summary><pre>{escape(row.traceback)}</pre></details>"
+            for key, row in failed
+        )
+        parts.append(f"<h3>Failed units</h3>{rows}")
+    return "".join([*parts, "</section>"])

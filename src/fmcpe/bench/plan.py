@@ -1,0 +1,235 @@
+"""What an experiment is: a list of units, and nothing but a function of the experiment's name and the preset.
+
+- main: all methods, tasks and sizes, over calibration sets (figures 2 and 3, and those of "Additional results");
+- sbc: rank histograms ("Posterior Calibration");
+- ablation: joint, sequential, one map alone, and the default recipe ("Impact of joint learning");
+- independence: gaussian-ci by α, both maps against the x-map alone ("Conditional independence");
+- prior: simulations from a wrong prior ("Prior misspecification");
+- timing: fit and inference times, and where they go ("Training and inference times");
+- sensitivity: learning rate × clipping ("Hyperparameter sensitivity");
+- frontier: the default recipe against everything, in accuracy;
+- speed: the default recipe against the paper's, in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from fmcpe.bench.units import Evaluation, Options, Unit, options
+
+BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
+STAGES = ("fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only")
+PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
+METHODS = (*BASELINES, "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "reference")
+"""Every name a unit's method can have, in the order of tables."""
+
+WITHOUT_PAIRS = ("npe", "nnpe", "reference")
+"""Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
+
+ONE_AT_A_TIME = ("timing", "speed")
+"""Experiments that measure time, and so run with one worker unless told otherwise."""
+
+
+_PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
+_QUICK = Evaluation(test=300, draws=60, reference=5, reference_draws=400)
+_SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Budgets.
+
+    Args:
+        tasks: Tasks of the experiments that go over tasks.
+        stage_tasks: Tasks of `ablation` and `frontier`.
+        sbc_tasks: Tasks of `sbc`.
+        sensitivity_tasks: Tasks of `sensitivity`.
+        sizes: Numbers of calibration pairs.
+        sets: Nested calibration sets.
+        simulations: Simulations of a base posterior.
+        epochs: Epochs of its training.
+        evaluation: What is measured.
+        sbc: The same for `sbc`.
+        timed: Observations answered against the clock.
+        alphas: Of `independence`, with `most_pairs` pairs.
+        most_pairs: See `alphas`.
+        rates: Learning rates of `sensitivity`.
+        clips: Clipping thresholds of `sensitivity`; None for no clipping.
+        grid_pairs: Pairs of `sensitivity`.
+        grid_epochs: Epochs of `sensitivity`.
+        grid_seeds: Seeds of `sensitivity`.
+        grid_test: Test pairs of `sensitivity`.
+        recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
+        paper_recipe: The same for the paper's recipe alone. 200 epochs are those of its research code.
+        one_set: Methods that are too slow to be fitted to more than the first calibration set.
+    """
+
+    tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
+    stage_tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
+    sbc_tasks: tuple[str, ...] = ("gaussian", "wind-tunnel")
+    sensitivity_tasks: tuple[str, ...] = ("pendulum", "light-tunnel")
+    sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    sets: int = 5
+    simulations: int = 50_000
+    epochs: int = 20
+    evaluation: Evaluation = _PAPER
+    sbc: Evaluation = _PAPER_SBC
+    timed: int = 5000
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0)
+    most_pairs: int = 1000
+    rates: tuple[float, ...] = (1e-4, 5e-4, 1e-3, 5e-3)
+    clips: tuple[float | None, ...] = (0.5, 1.0, 5.0, None)
+    grid_pairs: int = 200
+    grid_epochs: int = 50
+    grid_seeds: tuple[int, ...] = (33, 43, 53)
+    grid_test: int = 3000
+    recipe: Options = ()
+    paper_recipe: Options = ()
+    one_set: tuple[str, ...] = ()
+
+    def recipe_of(self, method: str) -> Options:
+        """What is changed in the recipe of a method."""
+        return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
+
+
+PRESETS = {
+    "paper": Preset(),
+    "quick": Preset(
+        tasks=("gaussian", "pendulum"),
+        stage_tasks=("gaussian", "pendulum"),
+        sbc_tasks=("gaussian", "pendulum"),
+        sensitivity_tasks=("pendulum",),
+        sets=3,
+        evaluation=_QUICK,
+        sbc=_QUICK,
+        grid_test=300,
+        paper_recipe=options(epochs=200),
+        one_set=("j-npe",),
+    ),
+    "smoke": Preset(
+        stage_tasks=("gaussian", "pendulum"),
+        sensitivity_tasks=("pendulum",),
+        sizes=(10, 20),
+        sets=1,
+        simulations=300,
+        epochs=2,
+        evaluation=_SMOKE,
+        sbc=_SMOKE,
+        timed=50,
+        alphas=(0.0, 5.0),
+        most_pairs=20,
+        rates=(1e-4, 1e-3),
+        clips=(1.0, None),
+        grid_pairs=20,
+        grid_epochs=2,
+        grid_seeds=(33, 43),
+        grid_test=30,
+        recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
+    ),
+}
+
+
+def plan(experiment: str, preset: str) -> list[Unit]:
+    """The units of an experiment, base posteriors first, none of them twice."""
+    if experiment not in EXPERIMENTS or preset not in PRESETS:
+        raise ValueError(
+            f"experiment {experiment!r} with preset {preset!r} came; one of {', '.join(EXPERIMENTS)} and one of "
+            f"{', '.join(PRESETS)} were expected. Try fmcpe bench run main --preset quick."
+        )
+    fits = list(dict.fromkeys(EXPERIMENTS[experiment](PRESETS[preset])))
+    bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
+    return [*bases, *fits]
+
+
+def _main(p: Preset) -> Iterable[Unit]:
+    return _grid(p, p.tasks, (*BASELINES, "fmcpe-paper", "fmcpe", "reference"))
+
+
+def _sbc(p: Preset) -> Iterable[Unit]:
+    methods = ("npe", "fmcpe", "fmcpe-paper", "mf-npe", "rope", "dpe", "reference")
+    return _grid(replace(p, evaluation=p.sbc, sets=1), p.sbc_tasks, methods)
+
+
+def _ablation(p: Preset) -> Iterable[Unit]:
+    return _grid(p, p.stage_tasks, ("fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference"))
+
+
+def _independence(p: Preset) -> Iterable[Unit]:
+    p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets))
+    for alpha in p.alphas:
+        methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "fmcpe-x-only", "reference")
+        yield from _grid(p, ("gaussian-ci",), methods, options(alpha=alpha))
+
+
+def _prior(p: Preset) -> Iterable[Unit]:
+    methods = ("npe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
+    return _grid(replace(p, sets=min(3, p.sets)), ("gaussian-prior", "wind-tunnel-prior"), methods)
+
+
+def _timing(p: Preset) -> Iterable[Unit]:
+    return _timed(p, (*BASELINES, "fmcpe-paper", "fmcpe"))
+
+
+def _speed(p: Preset) -> Iterable[Unit]:
+    return _timed(p, ("fmcpe-paper", "fmcpe"))
+
+
+def _timed(p: Preset, methods: tuple[str, ...]) -> Iterable[Unit]:
+    clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
+    return _grid(replace(p, evaluation=clock, sets=1), p.tasks, methods)
+
+
+def _sensitivity(p: Preset) -> Iterable[Unit]:
+    # the reference posterior's joint W2 and MMD are the floor to read the table against
+    evaluation = replace(p.evaluation, test=p.grid_test, reference=0)
+    for task in p.sensitivity_tasks:
+        for rate in p.rates:
+            for clip in p.clips:
+                changed = options(learning_rate=rate, clip=1e9 if clip is None else clip, epochs=p.grid_epochs)
+                for seed in p.grid_seeds:
+                    unit = Unit(
+                        "fit", task, "fmcpe-paper", (), p.simulations, p.epochs, p.grid_pairs, seed,
+                        options(**dict(p.recipe) | dict(changed)), evaluation,
+                    )  # fmt: skip
+                    yield unit
+        yield Unit("fit", task, "reference", simulations=0, epochs=0, evaluation=evaluation)
+
+
+def _frontier(p: Preset) -> Iterable[Unit]:
+    methods = (*BASELINES, "fmcpe-paper", "fmcpe", *STAGES, "reference")
+    return _grid(replace(p, sets=min(3, p.sets)), p.stage_tasks, methods)
+
+
+def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options: Options = ()) -> Iterable[Unit]:
+    """Every task × method × set × size, small sets first so that a first look at the results comes early."""
+    methods = tuple(methods)
+    for task in tasks:
+        for method in methods:
+            if method in WITHOUT_PAIRS:
+                simulations, epochs = (0, 0) if method == "reference" else (p.simulations, p.epochs)
+                yield Unit("fit", task, method, task_options, simulations, epochs, evaluation=p.evaluation)
+    for number in range(p.sets):
+        for pairs in p.sizes:
+            for task in tasks:
+                for method in methods:
+                    if method in WITHOUT_PAIRS or (method in p.one_set and number):
+                        continue
+                    recipe = p.recipe_of(method)
+                    yield Unit(
+                        "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, recipe, p.evaluation
+                    )
+
+
+EXPERIMENTS: dict[str, Callable[[Preset], Iterable[Unit]]] = {
+    "main": _main,
+    "sbc": _sbc,
+    "ablation": _ablation,
+    "independence": _independence,
+    "prior": _prior,
+    "timing": _timing,
+    "sensitivity": _sensitivity,
+    "frontier": _frontier,
+    "speed": _speed,
+}
+"""In the order of the paper, then what goes beyond it."""

@@ -1,0 +1,95 @@
+"""One line that says what is done, what is left and when it will end; silent where nobody is looking."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
+
+from fmcpe.bench.store import Row
+
+
+class Progress:
+    """The live line.
+
+    Args:
+        title: What is being run.
+        stream: Where to; by default the terminal's error stream.
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self.title, self.stream = title, stream or sys.stderr
+        self.live = self.stream.isatty()
+        self._last, self._width = 0.0, 0
+
+    def show(self, rows: Callable[[], Sequence[Row]], running: int, slots: int) -> None:
+        """Draw the line again, at most twice a second; `rows` are asked for only then."""
+        if not self.live or time.monotonic() - self._last < 0.5:
+            return
+        self._last = time.monotonic()
+        # a line that wraps could not be drawn over
+        text = line(self.title, rows(), running, slots)[: shutil.get_terminal_size().columns - 1]
+        self.stream.write("\r" + text.ljust(self._width))
+        self.stream.flush()
+        self._width = len(text)
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self.live and self._width:
+            self.stream.write("\n")
+            self.stream.flush()
+
+
+def line(title: str, rows: Sequence[Row], running: int, slots: int, now: float | None = None) -> str:
+    """The text of the line."""
+    done, failed = (sum(row.status == status for row in rows) for status in ("done", "failed"))
+    left = len(rows) - done - failed
+    parts = [f"{done} of {len(rows)} done", f"{running} running", f"{left - running} waiting"]
+    if failed:
+        parts.append(f"{failed} failed")
+    seconds = remaining(rows, slots)
+    if left and seconds is not None:
+        end = time.strftime("%H:%M", time.localtime((now or time.time()) + seconds))
+        parts.append(f"{duration(seconds)} left, ends about {end}")
+    return f"{title}: " + ", ".join(parts)
+
+
+def remaining(rows: Sequence[Row], slots: int, seen: Iterable[Row] | None = None) -> float | None:
+    """Seconds until all is done, judged by units like those that are left; None before any like them is done.
+
+    Args:
+        rows: The units in question.
+        slots: How many are done at a time.
+        seen: Units to judge by; `rows` themselves if None.
+    """
+    known: dict[tuple, list[float]] = {}
+    for row in rows if seen is None else seen:
+        if row.status == "done" and row.seconds is not None:
+            for key in _keys(row):
+                known.setdefault(key, []).append(row.seconds)
+    total = 0.0
+    for row in rows:
+        if row.status in ("waiting", "running"):
+            alike = next((known[key] for key in _keys(row) if key in known), None)
+            if alike is None:
+                return None
+            total += sum(alike) / len(alike)
+    return total / max(1, slots)
+
+
+def _keys(row: Row) -> list[tuple]:
+    """From the most alike to all of its kind; timing is a kind of its own."""
+    unit = row.unit
+    kind = (unit.kind, unit.evaluation.timed)
+    return [(*kind, unit.task, unit.method, unit.pairs), (*kind, unit.task, unit.method), (*kind, unit.method), kind]
+
+
+def duration(seconds: float) -> str:
+    """In words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

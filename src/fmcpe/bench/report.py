@@ -1,0 +1,222 @@
+"""The report: one HTML page that needs nothing else, in the paper's order, each claim beside what our numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fmcpe.bench import figures, frontier, paper, tables
+from fmcpe.bench.claims import CLAIMS, VARIANTS
+from fmcpe.bench.page import badge, download, escape, figure_block, opening, page, repeat, table_block
+from fmcpe.bench.results import Results
+from fmcpe.bench.system import write_whole
+from fmcpe.bench.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+JOINT = ("joint_w2", "joint_c2st")
+SBC_METHODS = ("npe", "fmcpe", "fmcpe-paper", "mf-npe", "rope", "dpe")
+CORNER_METHODS = ("reference", "dpe", "mf-npe", "fmcpe-paper", "fmcpe")
+
+
+NOTES = {
+    "main": "The paper's NPE in this figure is trained on the calibration pairs alone: that is dpe here. npe is the "
+    "uncorrected base posterior. Joint W2 has a floor above zero: the reference posterior's value is drawn.",
+    "corner": "RoPE, NNPE, J-NPE and the uncorrected posterior are left out: they hide the others.",
+    "sbc": "∪ means too narrow (over-confident) and ∩ too wide; the paper's text has the two the wrong way round.",
+    "sensitivity": "Paper's space: " + paper.SPACE + ". " + paper.SCALE,
+    "timing": "The paper trained on a GPU (RTX 3060), we on one CPU thread: compare ratios within a column, not columns.",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report.
+
+    Args:
+        key: Its anchor, and the section that claims name.
+        title: Its heading.
+        where: Where in the paper this is.
+        experiment: The experiment it is made of.
+        content: Figures and tables, each with a caption.
+    """
+
+    key: str
+    title: str
+    where: str
+    experiment: str
+    content: Callable[[Results], Iterator[tuple[str, Figure | Table | None]]]
+
+
+def _main(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    methods = ("npe", "dpe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
+    yield "Boxes over calibration sets; lower is better.", figures.box_plots(results, "main", JOINT, methods)
+    for metric in JOINT:
+        yield "", tables.metric_table(results, "main", metric)
+
+
+def _corner(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    for task in results.tasks("main"):
+        for size in [size for size in results.sizes("main") if size <= 200]:
+            caption = f"{task}, {size} pairs: first test observation, first calibration set."
+            yield caption, figures.corners(results, task, size, CORNER_METHODS)
+
+
+def _sbc(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    for task in results.tasks("sbc"):
+        for size in results.sizes("sbc"):
+            yield f"{task}, {size} pairs.", figures.ranks(results, task, size, SBC_METHODS)
+    yield "", tables.sbc_table(results)
+
+
+def _posterior_level(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    metrics = ("c2st", "w2", "mmd2")
+    yield "Against the reference posterior of a few test observations.", figures.box_plots(results, "main", metrics)
+    for metric in metrics:
+        yield "", tables.metric_table(results, "main", metric)
+
+
+def _all_metrics(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    metrics = ("joint_w2", "joint_c2st", "joint_mmd2", "mse", "energy", "coverage_90")
+    yield "All methods, all metrics.", figures.box_plots(results, "main", metrics)
+    for metric in metrics[2:]:
+        yield "", tables.metric_table(results, "main", metric)
+
+
+def _before_after(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    size = max(results.sizes("main"), default=0)
+    for task in results.tasks("main"):
+        yield (
+            f"{task}, {size} pairs: before and after.",
+            figures.corners(results, task, size, ("npe", "fmcpe", "reference")),
+        )
+
+
+def _ablation(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    yield "Joint (fmcpe-paper) and what is left of it.", figures.box_plots(results, "ablation", (*JOINT, "energy"))
+    for metric in (*JOINT, "energy"):
+        yield "", tables.metric_table(results, "ablation", metric)
+
+
+def _independence(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    yield "", tables.independence_table(results)
+
+
+def _prior(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    metrics = ("joint_c2st", "joint_mmd2", "joint_w2")
+    yield "Mean and deviation over calibration sets.", figures.lines(results, "prior", metrics)
+    for metric in metrics:
+        yield "", tables.metric_table(results, "prior", metric)
+
+
+def _timing(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    yield "", tables.timing_table(results, "fit")
+    yield "", tables.timing_table(results, "inference")
+    yield "Where the time of a fit goes.", figures.breakdown(results)
+    yield "", tables.breakdown_table(results)
+
+
+def _sensitivity(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    for task in results.tasks("sensitivity"):
+        yield f"{task}.", figures.sensitivity(results, task)
+        yield "", tables.sensitivity_table(results, task)
+
+
+def _frontier(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    yield (
+        "Energy score and coverage of every method.",
+        figures.box_plots(results, "frontier", ("energy", "coverage_90")),
+    )
+    yield "", frontier.frontier_table(results)
+
+
+def _speed(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    yield "", frontier.speed_table(results)
+
+
+SECTIONS = (
+    Section("main", "Accuracy by number of pairs", "Figure 2", "main", _main),
+    Section(
+        "corner", "Posteriors of one observation", "Figure 3, and the appendix's for both tunnels", "main", _corner
+    ),
+    Section("sbc", "Posterior calibration", "Appendix, Posterior Calibration", "sbc", _sbc),
+    Section("posterior-level", "Against the true posterior", "Appendix, Additional results", "main", _posterior_level),
+    Section("all-metrics", "All metrics, all methods", "Appendix, Additional results", "main", _all_metrics),
+    Section("before-after", "Before and after", "Appendix, Additional results", "main", _before_after),
+    Section("ablation", "Ablation", "Appendix, Impact of joint learning", "ablation", _ablation),
+    Section("independence", "Conditional independence", "Appendix, table of α", "independence", _independence),
+    Section("prior", "Wrong priors", "Appendix, Prior Misspecification", "prior", _prior),
+    Section("timing", "Training and inference times", "Appendix, three tables", "timing", _timing),
+    Section("sensitivity", "Hyper-parameters", "Appendix, two tables and figures", "sensitivity", _sensitivity),
+    Section("frontier", "Beyond the paper: accuracy of the default recipe", "not in the paper", "frontier", _frontier),
+    Section("speed", "Beyond the paper: speed of the default recipe", "not in the paper", "speed", _speed),
+)
+
+
+def write_report(directory: str | Path) -> Path:
+    """Write DIR/report.html."""
+    results = Results.read(directory)
+    path = Path(directory) / "report.html"
+    write_whole(path, whole_page(results).encode())
+    path.chmod(0o644)
+    return path
+
+
+def whole_page(results: Results) -> str:
+    """The page as text."""
+    links = [(section.key, section.title) for section in SECTIONS] + [("repeat", "To repeat it")]
+    body = [opening(results), _summary(results), *(_section(results, section) for section in SECTIONS), repeat(results)]
+    return page("fmcpe bench: the paper's experiments", links, "".join(body))
+
+
+def _summary(results: Results) -> str:
+    rows = []
+    for claim in CLAIMS:
+        cells = []
+        for variant in VARIANTS:
+            asked = variant in claim.variants
+            cells.append(badge(claim.verdict(results, variant)) if asked else '<span class="quiet">not asked</span>')
+        link = f'<a href="#{claim.section}">{escape(claim.says)}</a>'
+        rows.append(f"<tr class=new><td>{link}</td><td>{cells[0]}</td><td>{cells[1]}</td></tr>")
+    head = "".join(f"<th>{escape(text)}</th>" for text in ("The paper says", *(f"with {v}" for v in VARIANTS.values())))
+    return (
+        '<section id="summary"><h2>Do our numbers agree?</h2>'
+        f"<table class=claims><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        '<p class="note">Counted from the numbers below: "agrees" if every comparison does, "in part" if half or more do. '
+        "Numbers are never rounded before they are compared, and no tolerance is given unless the claim has one.</p></section>"
+    )
+
+
+def _section(results: Results, section: Section) -> str:
+    parts = [f'<section id="{section.key}"><h2>{escape(section.title)}</h2>']
+    preset = results.presets.get(section.experiment)
+    done = results.done(section.experiment)
+    state = f"{section.experiment}, preset {preset}" if preset else f"{section.experiment}: not run"
+    parts.append(f'<p class="where">{escape(section.where)} · {escape(state)}</p>')
+    for claim in CLAIMS:
+        if claim.section == section.key:
+            verdicts = "".join(
+                f"<li>with {escape(VARIANTS[variant])}: {badge(claim.verdict(results, variant))}</li>"
+                for variant in claim.variants
+            )
+            parts.append(
+                f'<div class="claim"><p><b>The paper:</b> {escape(claim.says)}</p><ul>{verdicts}</ul>'
+                f'<p class="note">Compared: {escape(claim.counts)}.</p></div>'
+            )
+    if section.key in NOTES:
+        parts.append(f'<p class="note">{escape(NOTES[section.key])}</p>')
+    if not done:
+        command = f"fmcpe bench run {section.experiment}"
+        parts.append(f'<p class="missing">Not run. <code>{command} --preset quick --out DIR</code></p></section>')
+        return "".join(parts)
+    for caption, item in section.content(results):
+        if isinstance(item, Table):
+            parts.append(table_block(item, f"{section.key}-{item.name}") if item.rows else "")
+        elif item is not None:
+            parts.append(figure_block(item, caption))
+    name = f"{section.experiment}.csv"
+    link = download(name, results.csv(section.experiment), "every unit and every number of this experiment (CSV)")
+    return "".join([*parts, f"<p>{link}</p></section>"])

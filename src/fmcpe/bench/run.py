@@ -1,0 +1,170 @@
+"""Working through a plan: claim a unit, hand it to a worker, write down what comes back.
+
+One loop serves both kinds of pool. It claims a unit only when a worker is free, so that a second run on the same directory
+finds something to do, and waits for base posteriors that the other run is training.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fmcpe.bench.pools import DaskPool, LocalPool, Pool
+from fmcpe.bench.progress import Progress
+from fmcpe.bench.store import Result, Store
+from fmcpe.bench.units import Unit
+from fmcpe.bench.work import BASE_FILE, perform
+
+Perform = Callable[[Unit, bytes | None], Result]
+
+MAX_DEATHS = 3
+"""A unit during which a worker process died so often is given up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        statuses: Of each unit, by id.
+        done_now: How many this run has done itself.
+    """
+
+    statuses: dict[str, str]
+    done_now: int
+
+    @property
+    def done(self) -> int:
+        """Units that are done."""
+        return list(self.statuses.values()).count("done")
+
+    @property
+    def failed(self) -> int:
+        """Units that failed."""
+        return list(self.statuses.values()).count("failed")
+
+    @property
+    def exit_code(self) -> int:
+        """What the shell is told."""
+        return 1 if self.failed else 0
+
+
+def run(
+    directory: str | Path,
+    plans: dict[tuple[str, str], list[Unit]],
+    *,
+    jobs: int | None = None,
+    dask: str | None = None,
+    retry_failed: bool = False,
+    command: str = "",
+    perform: Perform = perform,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Do what is not done yet.
+
+    Args:
+        directory: The run directory; made if it isn't there, gone on with if it is.
+        plans: Units by (experiment, preset).
+        jobs: Worker processes; every core if None.
+        dask: Address of a Dask scheduler, in place of worker processes.
+        retry_failed: Try failed units again.
+        command: What was typed, for the record.
+        perform: What does a unit.
+        progress: The live line.
+    """
+    units = list(dict.fromkeys(unit for plan in plans.values() for unit in plan))
+    units.sort(key=lambda unit: unit.kind != "base")
+    with Store(directory, command) as store:
+        for (experiment, preset), plan in plans.items():
+            store.add(experiment, preset, plan)
+        if retry_failed:
+            store.retry_failed(unit.id for unit in units)
+        pool: Pool = DaskPool(dask) if dask else LocalPool(jobs or os.cpu_count() or 1)
+        progress = progress or Progress("bench")
+        try:
+            done_now = _Loop(store, units, pool, perform, progress).go()
+        finally:
+            progress.close()
+            pool.close()
+        return Outcome(store.statuses(unit.id for unit in units), done_now)
+
+
+class _Loop:
+    def __init__(self, store: Store, units: Sequence[Unit], pool: Pool, perform: Perform, progress: Progress) -> None:
+        self.store, self.pool, self.perform, self.progress = store, pool, perform, progress
+        self.units = {unit.id: unit for unit in units}
+        self.flying: dict[str, Any] = {}
+        self.landed: queue.Queue[str] = queue.Queue()
+        # when a worker dies, loky gives up all that was in flight: who did it shows when each of these runs alone
+        self.suspects: set[str] = set()
+        self.done_now = 0
+
+    def go(self) -> int:
+        """Until every unit is done or failed; how many this run has done."""
+        while True:
+            statuses = self.store.statuses(self.units)
+            open_units = [i for i, status in statuses.items() if status in ("waiting", "running")]
+            if not open_units:
+                return self.done_now
+            slots = self.pool.slots()
+            self._take_off(open_units, statuses, slots)
+            self.progress.show(lambda: list(self.store.rows(self.units).values()), len(self.flying), slots)
+            try:
+                self._land(self.landed.get(timeout=0.5))
+                while True:
+                    self._land(self.landed.get_nowait())
+            except queue.Empty:
+                pass
+
+    def _take_off(self, open_units: Sequence[str], statuses: dict[str, str], slots: int) -> None:
+        ready = []
+        for identifier in open_units:
+            base = self.units[identifier].base
+            status = "done" if base is None else statuses[base.id]
+            if status == "done":
+                ready.append(identifier)
+            elif base is not None and status == "failed" and self.store.claim([identifier]):
+                self.store.fail(identifier, f"its base posterior failed: see unit {base.id}\n")
+        while len(self.flying) < slots and not self.suspects & self.flying.keys():
+            claimed = self.store.claim(i for i in ready if i not in self.suspects)
+            if claimed is None and not self.flying:
+                claimed = self.store.claim(i for i in ready if i in self.suspects)
+            if claimed is None:
+                return
+            unit = self.units[claimed]
+            content = self.store.file(unit.base.id, BASE_FILE).read_bytes() if unit.base is not None else None
+            future = self.pool.submit(_guarded, self.perform, unit, content)
+            self.flying[claimed] = future
+            future.add_done_callback(lambda _, identifier=claimed: self.landed.put(identifier))
+
+    def _land(self, identifier: str) -> None:
+        future = self.flying.pop(identifier)
+        try:
+            result = future.result()
+        except BaseException as problem:  # nothing the unit itself did: its own errors come back as text
+            if isinstance(problem, KeyboardInterrupt):
+                raise
+            error = f"a worker process died: {problem!r}"
+            self.suspects.add(identifier)
+            if self.store.rows([identifier])[identifier].attempts >= MAX_DEATHS:
+                self.store.fail(identifier, f"{error} ({MAX_DEATHS} times; memory may be short)\n")
+            else:
+                self.store.release(identifier)
+            return
+        if isinstance(result, Result):
+            self.done_now += self.store.finish(identifier, result)
+        else:
+            self.store.fail(identifier, result)
+
+
+def _guarded(perform: Perform, unit: Unit, base: bytes | None) -> Result | str:
+    """The result, or the traceback: text travels between any two processes, exceptions do not."""
+    try:
+        return perform(unit, base)
+    except Exception:
+        return traceback.format_exc()

@@ -1,0 +1,285 @@
+"""What was done: one SQLite file per run directory, a row per unit, and files named by content beside it.
+
+    DIR/bench.sqlite     units, plans, owners, events
+    DIR/files/           base posteriors and draws, named by the unit that made them
+
+Only the process that hands out work writes here; workers return what they found. A run is an *owner* with a heartbeat, and a
+unit in flight belongs to one. Claiming is one transaction, so two runs on a directory never take the same unit; a unit whose
+owner is gone (its process is dead, or on another machine its heartbeat is old) is free again. A result is files first, each
+written whole under a temporary name and renamed, then the row: a kill at any point leaves the unit done or not done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fmcpe.bench.system import born, write_whole
+from fmcpe.bench.units import Unit
+
+LEASE = 60.0
+"""Seconds without a heartbeat after which a run on another machine counts as dead."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS units (
+    id TEXT PRIMARY KEY, unit TEXT NOT NULL, label TEXT NOT NULL, seed INTEGER NOT NULL,
+    status TEXT NOT NULL DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'failed')),
+    owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, started REAL, finished REAL, seconds REAL,
+    versions TEXT, metrics TEXT, traceback TEXT);
+CREATE TABLE IF NOT EXISTS plans (
+    experiment TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL, unit TEXT NOT NULL REFERENCES units (id),
+    PRIMARY KEY (experiment, preset, position));
+CREATE TABLE IF NOT EXISTS owners (
+    id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, heartbeat REAL NOT NULL,
+    command TEXT NOT NULL, started REAL NOT NULL, ended REAL);
+CREATE TABLE IF NOT EXISTS events (
+    time REAL NOT NULL, owner TEXT NOT NULL, unit TEXT NOT NULL, what TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker sends back."""
+
+    metrics: dict[str, Any]
+    seconds: float
+    versions: dict[str, str]
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One unit and what is known of it."""
+
+    unit: Unit
+    status: str
+    seconds: float | None
+    metrics: dict[str, Any]
+    versions: dict[str, str]
+    traceback: str | None
+    attempts: int
+
+
+class Store:
+    """The store of one run directory. Threads may share it.
+
+    Args:
+        directory: Created if it isn't there.
+        command: What was typed, for the record.
+        read_only: Look only: no owner is registered, nothing is created.
+    """
+
+    def __init__(self, directory: str | Path, command: str = "", read_only: bool = False) -> None:
+        self.directory, self.owner = Path(directory), uuid.uuid4().hex
+        path = self.directory / "bench.sqlite"
+        if read_only and not path.is_file():
+            raise FileNotFoundError(
+                f"there is no run in {self.directory}; type fmcpe bench run EXPERIMENT --out DIR first."
+            )
+        if not read_only:
+            (self.directory / "files").mkdir(parents=True, exist_ok=True)
+        self._lock, self._stop = threading.RLock(), threading.Event()
+        self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        self._registered = not read_only
+        if read_only:
+            return
+        self._db.execute("PRAGMA journal_mode = WAL")
+        with self._transaction():
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            now = time.time()
+            self._db.execute(
+                "INSERT INTO owners (id, host, pid, born, heartbeat, command, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (self.owner, socket.gethostname(), os.getpid(), born(os.getpid()), now, command, now),
+            )
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give units in flight back, and say goodbye."""
+        self._stop.set()
+        with self._lock:
+            if self._registered:
+                with self._transaction():
+                    self._db.execute(
+                        "UPDATE units SET status = 'waiting', owner = NULL WHERE owner = ? AND status = 'running'",
+                        (self.owner,),
+                    )
+                    self._db.execute("UPDATE owners SET ended = ? WHERE id = ?", (time.time(), self.owner))
+            self._registered = False
+            self._db.close()
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, experiment: str, preset: str, units: Sequence[Unit]) -> None:
+        """Write down a plan. Units that are already known keep their results."""
+        with self._transaction():
+            for unit in units:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO units (id, unit, label, seed) VALUES (?, ?, ?, ?)",
+                    (unit.id, unit.to_json(), unit.label, unit.seed),
+                )
+            self._db.execute("DELETE FROM plans WHERE experiment = ? AND preset = ?", (experiment, preset))
+            self._db.executemany(
+                "INSERT INTO plans VALUES (?, ?, ?, ?)",
+                [(experiment, preset, i, unit.id) for i, unit in enumerate(units)],
+            )
+
+    def claim(self, identifiers: Iterable[str]) -> str | None:
+        """Take the first of these units that is free, or None. No other run can take it at the same time."""
+        with self._transaction():
+            gone = [row["id"] for row in self._db.execute("SELECT * FROM owners") if self._is_gone(row)]
+            marks = ", ".join("?" * len(gone))
+            self._db.execute(
+                f"UPDATE units SET status = 'waiting', owner = NULL WHERE status = 'running' AND owner IN ({marks})",
+                gone,
+            )
+            waiting = {row["id"] for row in self._db.execute("SELECT id FROM units WHERE status = 'waiting'")}
+            for identifier in identifiers:
+                if identifier in waiting:
+                    self._db.execute(
+                        "UPDATE units SET status = 'running', owner = ?, started = ?, attempts = attempts + 1 WHERE id = ?",
+                        (self.owner, time.time(), identifier),
+                    )
+                    self._event(identifier, "claimed")
+                    return identifier
+        return None
+
+    def release(self, identifier: str) -> None:
+        """Give a unit back unfinished."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE units SET status = 'waiting', owner = NULL WHERE id = ? AND owner = ? AND status = 'running'",
+                (identifier, self.owner),
+            )
+
+    def finish(self, identifier: str, result: Result) -> bool:
+        """Write a result down: the files, then the row. False if the unit is no longer ours, and nothing is changed."""
+        for name, content in result.files.items():
+            write_whole(self.file(identifier, name), content)
+        text = json.dumps(result.metrics), json.dumps(result.versions)
+        return self._end(identifier, "done", seconds=result.seconds, metrics=text[0], versions=text[1], traceback=None)
+
+    def fail(self, identifier: str, traceback: str) -> bool:
+        """Record a failure."""
+        return self._end(identifier, "failed", traceback=traceback)
+
+    def retry_failed(self, identifiers: Iterable[str]) -> int:
+        """Let failed units be claimed again; how many there were."""
+        with self._transaction():
+            return sum(
+                self._db.execute(
+                    "UPDATE units SET status = 'waiting', owner = NULL, attempts = 0 WHERE id = ? AND status = 'failed'",
+                    (identifier,),
+                ).rowcount
+                for identifier in identifiers
+            )
+
+    def _end(self, identifier: str, status: str, **values: Any) -> bool:
+        assignments = ", ".join(f"{name} = ?" for name in values)
+        with self._transaction():
+            ours = self._db.execute(
+                f"UPDATE units SET status = ?, finished = ?, {assignments} WHERE id = ? AND owner = ? AND status = 'running'",
+                (status, time.time(), *values.values(), identifier, self.owner),
+            ).rowcount
+            if ours:
+                self._event(identifier, status)
+            return bool(ours)
+
+    def _event(self, identifier: str, what: str) -> None:
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (time.time(), self.owner, identifier, what))
+
+    # ------------------------------------------------------------------ reading
+
+    def statuses(self, identifiers: Iterable[str]) -> dict[str, str]:
+        """Status of each of these units."""
+        known = {row["id"]: row["status"] for row in self._read("SELECT id, status FROM units")}
+        return {identifier: known[identifier] for identifier in identifiers}
+
+    def rows(self, identifiers: Iterable[str] | None = None) -> dict[str, Row]:
+        """Units and what is known of them, by id; all of them if none are named."""
+        wanted = None if identifiers is None else set(identifiers)
+        return {
+            row["id"]: Row(
+                Unit.from_json(row["unit"]),
+                row["status"],
+                row["seconds"],
+                json.loads(row["metrics"] or "{}"),
+                json.loads(row["versions"] or "{}"),
+                row["traceback"],
+                row["attempts"],
+            )
+            for row in self._read("SELECT * FROM units ORDER BY rowid")
+            if wanted is None or row["id"] in wanted
+        }
+
+    def plans(self) -> dict[tuple[str, str], list[str]]:
+        """The units of each (experiment, preset), in their order."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for row in self._read("SELECT * FROM plans ORDER BY experiment, preset, position"):
+            found.setdefault((row["experiment"], row["preset"]), []).append(row["unit"])
+        return found
+
+    def owners(self) -> list[dict[str, Any]]:
+        """Every run there was on this directory, and whether it is still at work."""
+        rows = self._read("SELECT * FROM owners ORDER BY started")
+        return [dict(row) | {"alive": not self._is_gone(row)} for row in rows]
+
+    def events(self) -> list[tuple[str, str]]:
+        """What happened, in order: (unit, "claimed" | "done" | "failed")."""
+        return [(row["unit"], row["what"]) for row in self._read("SELECT * FROM events ORDER BY rowid")]
+
+    def file(self, identifier: str, name: str) -> Path:
+        """Where a unit's file is, or will be."""
+        return self.directory / "files" / f"{identifier}-{name}"
+
+    # ------------------------------------------------------------------ the rest
+
+    def _read(self, query: str) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._db.execute(query).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _beat(self) -> None:
+        while not self._stop.wait(LEASE / 10):
+            with self._lock:
+                if self._stop.is_set():
+                    return
+                # a heartbeat that finds the file locked for a minute is late, not the end of it
+                with suppress(sqlite3.OperationalError):
+                    self._db.execute("UPDATE owners SET heartbeat = ? WHERE id = ?", (time.time(), self.owner))
+
+    def _is_gone(self, owner: Mapping[str, Any] | sqlite3.Row) -> bool:
+        if owner["id"] == self.owner:
+            return False
+        if owner["ended"] is not None:
+            return True
+        if owner["host"] == socket.gethostname():
+            return born(owner["pid"]) != owner["born"]
+        return bool(time.time() - owner["heartbeat"] > LEASE)

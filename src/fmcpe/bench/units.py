@@ -1,0 +1,122 @@
+"""The smallest piece of work that is done once: a unit, and the name that its content gives it.
+
+A unit says everything that decides its numbers: task, method, pairs, seeds, budget, what is measured. Two experiments that
+ask for the same thing share the unit, and a change of any setting is another unit. The library's version is recorded with
+the result but is no part of the name: start a new directory after changing the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+Options = tuple[tuple[str, Any], ...]
+"""Keyword arguments as sorted pairs, so that they can be compared and hashed."""
+
+Kind = Literal["base", "fit"]
+
+
+def options(**values: Any) -> Options:
+    """Keyword arguments in canonical order."""
+    return tuple(sorted(values.items()))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured of a posterior, and on how much.
+
+    Args:
+        test: Test pairs.
+        draws: Draws per test pair, for energy score, coverage, ranks and MSE.
+        reference: Test observations whose posterior is compared with the reference posterior, where there is one.
+        reference_draws: Draws in each of these comparisons, and in the draws that are kept for corner plots.
+        joint: Whether the joint metrics (C2ST, W2, MMD) are computed, from one draw per test pair.
+        timed: Observations that are answered with one draw each against the clock; 0 for no timing.
+    """
+
+    test: int = 2000
+    draws: int = 100
+    reference: int = 5
+    reference_draws: int = 2000
+    joint: bool = True
+    timed: int = 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work.
+
+    Args:
+        kind: ``"base"`` trains a base posterior; ``"fit"`` fits a method to calibration pairs and measures it.
+        task: Name of the task.
+        method: Name of the method, for ``"fit"``.
+        options: Options of the task.
+        simulations: Simulations of the base posterior.
+        epochs: Epochs of the base posterior, and of baselines that are trained in the same way.
+        pairs: Calibration pairs; 0 for methods that use none.
+        set: Which calibration set. Smaller sets are prefixes of larger ones.
+        recipe: Fields of the recipe that differ from what the method says.
+        evaluation: What is measured.
+    """
+
+    kind: Kind
+    task: str
+    method: str = ""
+    options: Options = ()
+    simulations: int = 50_000
+    epochs: int = 20
+    pairs: int = 0
+    set: int = 0
+    recipe: Options = ()
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    @property
+    def id(self) -> str:
+        """The name: a hash of the content."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the fit, and of the base posterior's training."""
+        return self.set
+
+    @property
+    def base(self) -> Unit | None:
+        """The unit that has to be done first."""
+        if self.kind == "base" or self.method == "reference":
+            return None
+        return Unit("base", self.task, options=self.options, simulations=self.simulations, epochs=self.epochs)
+
+    @property
+    def label(self) -> str:
+        """A few words for people."""
+        if self.kind == "base":
+            return f"{self.task_label}: base posterior"
+        extra = "".join(f" {name}={value:g}" for name, value in self.recipe if isinstance(value, int | float))
+        pairs = f", {self.pairs} pairs, set {self.set}" if self.pairs else ""
+        return f"{self.task_label}: {self.method}{extra}{pairs}"
+
+    @property
+    def task_label(self) -> str:
+        """The task with its options."""
+        return self.task + "".join(f" {name}={value}" for name, value in self.options)
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Unit:
+        """The unit that `to_json` wrote."""
+        values = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        if set(values) != known:
+            raise ValueError(
+                f"a unit with {', '.join(sorted(set(values) ^ known))} too many or missing came; it was written by another "
+                "version of fmcpe. Start a new directory with --out."
+            )
+        pairs = {name: tuple((k, v) for k, v in values[name]) for name in ("options", "recipe")}
+        return cls(**values | pairs | {"evaluation": Evaluation(**values["evaluation"])})

@@ -1,0 +1,143 @@
+"""Doing one unit, in whatever process it is asked for: what goes in and what comes out is all there is.
+
+A worker needs no access to the run directory. The base posterior comes as the bytes of its file, and what was found goes back
+to the process that keeps the store, so a cluster needs no shared disk.
+"""
+
+from __future__ import annotations
+
+import io
+import platform
+import tempfile
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fmcpe.bench.store import Result
+from fmcpe.bench.units import Unit
+
+BASE_FILE, DRAWS_FILE = "base.fmcpe", "draws.npz"
+
+
+def perform(unit: Unit, base: bytes | None = None) -> Result:
+    """Do a unit with one thread.
+
+    Args:
+        unit: What to do.
+        base: The file of its base posterior, if it has one.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    threads, started, cpu = torch.get_num_threads(), time.perf_counter(), time.process_time()
+    try:
+        torch.set_num_threads(1)
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            metrics, files = _train_base(unit) if unit.kind == "base" else _fit(unit, base)
+    finally:
+        torch.set_num_threads(threads)
+    metrics["cpu_seconds"] = time.process_time() - cpu  # beside the clock's: a machine may be shared
+    return Result(metrics, time.perf_counter() - started, versions(), files)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    packages = ("fmcpe", "torch", "sbi", "zuko", "numpy", "scikit-learn", "POT")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def _train_base(unit: Unit) -> tuple[dict[str, Any], dict[str, bytes]]:
+    from fmcpe import baselines, tasks, train_npe
+    from fmcpe._random import seeded
+
+    task = tasks.get(unit.task, **dict(unit.options))
+    with seeded(unit.seed):
+        embedding_net = task.embedding_net()
+    started = time.perf_counter()
+    base = train_npe(
+        task.simulator, task.simulation_prior, unit.simulations, embedding_net, seed=unit.seed,
+        max_num_epochs=unit.epochs, show_progress_bars=False,
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
+    with tempfile.TemporaryDirectory() as folder:
+        content = baselines.NPE(base).fit().save(Path(folder) / BASE_FILE).read_bytes()
+    metrics = {"fit_seconds": seconds, "validation_loss": min(base.history["validation_loss"])}
+    return metrics, {BASE_FILE: content}
+
+
+def load_base(content: bytes) -> Any:
+    """The base posterior in a file that a unit made."""
+    import fmcpe
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / BASE_FILE
+        path.write_bytes(content)
+        return fmcpe.load(path).corrector.proposal.posterior  # type: ignore[attr-defined]
+
+
+def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str, bytes]]:
+    import numpy as np
+
+    from fmcpe import tasks
+    from fmcpe.bench.fitting import fitted
+    from fmcpe.bench.measure import measured, reference_draws
+
+    task, evaluation = tasks.get(unit.task, **dict(unit.options)), unit.evaluation
+    metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
+    if unit.method == "reference":
+        if task.real_side == "measured":
+            return metrics | {"unknown": "measured data have no reference posterior"}, {}
+        draw = reference_draws(task)
+    else:
+        if base_file is None:
+            raise ValueError(f"no base posterior came for {unit.label}; it is a unit of its own, to be done first.")
+        base = load_base(base_file)
+        if evaluation.timed:
+            return metrics | _timed(unit, task, base), {}
+        started = time.perf_counter()
+        posterior = fitted(unit, task, base)
+        metrics["fit_seconds"] = time.perf_counter() - started
+        if hasattr(posterior, "summary"):
+            metrics["summary"] = posterior.summary()
+
+        def draw(number: int, y: Any) -> Any:
+            return posterior.sample_batched((number,), x=y, show_progress_bars=False)
+
+    started = time.perf_counter()
+    found, arrays = measured(draw, task, evaluation, unit.seed)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    metrics["measuring_seconds"] = time.perf_counter() - started
+    return metrics | found, {DRAWS_FILE: buffer.getvalue()}
+
+
+def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
+    """Times alone: the fit and its parts, one draw for each of many observations, many draws for one."""
+    from fmcpe.bench.clock import timed_parts
+    from fmcpe.bench.fitting import fitted
+
+    with timed_parts() as clock:
+        started, cpu = time.perf_counter(), time.process_time()
+        posterior = fitted(unit, task, base, lambda simulator: clock.timed("simulation", simulator))
+        fit_seconds, fit_cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    number = unit.evaluation.timed
+    y = task.test_set(number, 0)[1]
+
+    def seconds(sample_shape: tuple[int, ...], x: Any) -> float:
+        started = time.perf_counter()
+        posterior.sample_batched(sample_shape, x=x, seed=0, show_progress_bars=False)
+        return time.perf_counter() - started
+
+    first = seconds((min(1000, number),), y[:1])
+    return {
+        "fit_seconds": fit_seconds,
+        "fit_cpu_seconds": fit_cpu_seconds,
+        "parts": clock.seconds,
+        "first_call_seconds": first,
+        "one_observation_seconds": min(seconds((min(1000, number),), y[:1]) for _ in range(3)),
+        "tenth_seconds": seconds((1,), y[: max(1, number // 10)]),
+        "inference_seconds": seconds((1,), y),
+    }

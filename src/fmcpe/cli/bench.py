@@ -1,0 +1,121 @@
+"""``fmcpe bench``: the paper's experiments, resumable, on one machine or a cluster, and the page that reports them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "Run the paper's experiments, and report them."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    from fmcpe.bench.plan import EXPERIMENTS
+
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    names = ", ".join(EXPERIMENTS)
+
+    runs = actions.add_parser("run", help="do what is not done yet", description=f"Experiments: {names}, or all.")
+    runs.add_argument("experiment", choices=[*EXPERIMENTS, "all"], metavar="EXPERIMENT", help=f"{names}, or all")
+    _run_options(runs)
+    for name in ("frontier", "speed"):
+        action = actions.add_parser(name, help=f"run {name} and print its table")
+        action.set_defaults(experiment=name)
+        _run_options(action)
+    for name, text in (("status", "what is done, running and failed"), ("report", "write the page DIR/report.html")):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument(
+            "--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)"
+        )
+        if name == "status":
+            action.add_argument("--failures", action="store_true", help="show the tracebacks")
+    compare = actions.add_parser("compare", help="what changed between two runs", description="A against B.")
+    compare.add_argument("a", type=Path, metavar="A", help="run directory")
+    compare.add_argument("b", type=Path, metavar="B", help="run directory")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset", choices=("smoke", "quick", "paper"), default="quick", help="budget (default: quick)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
+    parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
+    parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
+    parser.add_argument("--retry-failed", action="store_true", help="try failed units again")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    actions = {"status": _status, "report": _report, "compare": _compare}
+    return actions.get(options.action, _run)(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fmcpe.bench.plan import EXPERIMENTS, ONE_AT_A_TIME, plan
+    from fmcpe.bench.progress import Progress
+    from fmcpe.bench.run import run as work_through
+
+    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
+    # times are taken with nothing else running, so those experiments come apart and last
+    groups = [[n for n in names if n not in ONE_AT_A_TIME], [n for n in names if n in ONE_AT_A_TIME]]
+    units: dict[str, str] = {}
+    done = 0
+    for group in filter(None, groups):
+        plans = {(name, options.preset): plan(name, options.preset) for name in group}
+        jobs = options.jobs or (1 if group[0] in ONE_AT_A_TIME else None)
+        outcome = work_through(
+            options.out, plans, jobs=jobs, dask=options.dask, retry_failed=options.retry_failed,
+            command=_typed(options), progress=Progress(f"{options.experiment} ({options.preset})"),
+        )  # fmt: skip
+        units, done = units | outcome.statuses, done + outcome.done_now
+    states = list(units.values())
+    failed = states.count("failed")
+    title = f"{options.experiment} ({options.preset})"
+    say(f"{title}: {states.count('done')} of {len(states)} units done, {done} now, in {options.out}")
+    if failed:
+        sys.stderr.write(
+            f"fmcpe bench: {failed} units failed; see fmcpe bench status --failures --out {options.out}, then --retry-failed\n"
+        )
+    if options.action in ("frontier", "speed"):
+        from fmcpe.bench.frontier import frontier_table, speed_table
+        from fmcpe.bench.results import Results
+
+        table = frontier_table if options.action == "frontier" else speed_table
+        say("\n" + table(Results.read(options.out)).as_text())
+    return 1 if failed else 0
+
+
+def _typed(options: argparse.Namespace) -> str:
+    """The command that repeats this run."""
+    words = ["fmcpe", "bench", "run", options.experiment, "--preset", options.preset, "--out", str(options.out)]
+    words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
+    words += [] if options.dask is None else ["--dask", "ADDRESS"]
+    return " ".join(words)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from fmcpe.bench.status import status
+
+    say(status(options.out, options.failures))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fmcpe.bench.report import write_report
+
+    say(f"Report: {write_report(options.out)}")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from fmcpe.bench.compare import compare
+
+    say(compare(options.a, options.b))
+    return 0
+
+
+def say(text: str) -> None:
+    """Output for people."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,164 @@
+"""Plans are functions of names; units are named by their content; methods and measures are what they say."""
+
+import math
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from fmcpe import tasks
+from fmcpe.bench.clock import timed_parts
+from fmcpe.bench.measure import measured, reference_draws
+from fmcpe.bench.plan import EXPERIMENTS, METHODS, PRESETS, WITHOUT_PAIRS, plan
+from fmcpe.bench.units import Evaluation, Unit, options
+from fmcpe.bench.work import BASE_FILE, load_base, perform
+from fmcpe.cli import main
+
+ALL = [(experiment, preset) for experiment in EXPERIMENTS for preset in PRESETS]
+
+
+@pytest.mark.parametrize(("experiment", "preset"), ALL)
+def test_a_plan_has_every_unit_once_and_base_posteriors_first(experiment, preset):
+    units = plan(experiment, preset)
+    names = [unit.id for unit in units]
+    assert len(set(names)) == len(units) > 0
+    for position, unit in enumerate(units):
+        assert unit.base is None or names.index(unit.base.id) < position
+        assert unit.kind == "base" or unit.method in METHODS
+        assert (unit.pairs == 0) == (unit.kind == "base" or unit.method in WITHOUT_PAIRS)
+        assert Unit.from_json(unit.to_json()) == unit
+
+
+def test_plans_are_the_same_in_every_process():
+    code = (
+        "from fmcpe.bench.plan import plan\nimport sys\n"
+        "print(' '.join(u.id for u in plan('main', 'paper') + plan('sensitivity', 'quick')))\nassert 'torch' not in sys.modules"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": s}
+        )
+        for s in ("1", "2")
+    ]
+    here = " ".join(unit.id for unit in plan("main", "paper") + plan("sensitivity", "quick"))
+    assert {run.stdout.strip() for run in runs} == {here}
+
+
+def test_every_setting_is_part_of_the_name():
+    unit = Unit("fit", "gaussian", "fmcpe", options(seed=1), 100, 2, 10, 1, options(clip=1.0), Evaluation())
+    changed = [
+        replace(unit, kind="base"), replace(unit, task="pendulum"), replace(unit, method="npe"),
+        replace(unit, options=options(seed=2)), replace(unit, simulations=101), replace(unit, epochs=3),
+        replace(unit, pairs=11), replace(unit, set=2), replace(unit, recipe=options(clip=2.0)),
+        replace(unit, evaluation=Evaluation(test=1)),
+    ]  # fmt: skip
+    assert len(changed) == len(fields(Unit))
+    assert len({unit.id, *(other.id for other in changed)}) == len(changed) + 1
+
+
+def test_the_paper_preset_has_the_papers_budgets():
+    units = [unit for unit in plan("main", "paper") if unit.kind == "fit" and unit.pairs]
+    assert {unit.task for unit in units} == {"gaussian", "pendulum", "wind-tunnel", "light-tunnel"}
+    assert {unit.pairs for unit in units} == {10, 50, 200, 1000}
+    assert {unit.set for unit in units} == set(range(5))
+    assert {(unit.simulations, unit.evaluation.test) for unit in units} == {(50_000, 2000)}
+    assert {"dpe", "mf-npe", "rope", "j-npe", "fmcpe", "fmcpe-paper"} == {unit.method for unit in units}
+    ranks = [unit for unit in plan("sbc", "paper") if unit.kind == "fit"]
+    assert {(unit.evaluation.test, unit.evaluation.draws) for unit in ranks} == {(1000, 500)}
+    grid = {unit.recipe for unit in plan("sensitivity", "paper") if unit.method == "fmcpe-paper"}
+    assert len(grid) == 16
+    assert {unit.task for unit in plan("main", "quick")} == {"gaussian", "pendulum"}
+    assert {unit.set for unit in plan("main", "quick")} == {0, 1, 2}
+
+
+def test_wrong_names_say_what_there_is(capsys):
+    with pytest.raises(ValueError, match="ablation"):
+        plan("mian", "quick")
+    with pytest.raises(SystemExit):
+        main(["bench", "run", "mian"])
+    assert "sensitivity" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def base():
+    """A base posterior that a unit made."""
+    unit = Unit("base", "gaussian", simulations=300, epochs=2)
+    return unit, perform(unit).files[BASE_FILE]
+
+
+def test_a_base_posterior_comes_back_from_its_file_as_it_was(base):
+    unit, content = base
+    again = perform(unit)
+    assert again.files[BASE_FILE] == content, "the same unit gave another posterior"
+    one, two = load_base(content), load_base(again.files[BASE_FILE])
+    y = torch.zeros(1, 10)
+    torch.manual_seed(0)
+    a = one.posterior_estimator.sample((5,), y)
+    torch.manual_seed(0)
+    assert torch.equal(a, two.posterior_estimator.sample((5,), y))
+
+
+def test_a_unit_gives_the_same_numbers_again_and_leaves_torch_as_it_was(base):
+    unit = next(u for u in plan("main", "smoke") if u.method == "fmcpe-paper" and u.task == "gaussian")
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    first, second = perform(unit, base[1]), perform(unit, base[1])
+    assert (torch.get_num_threads(), True) == (threads, torch.equal(state, torch.get_rng_state()))
+    for name, value in first.metrics.items():
+        if "seconds" not in name and name != "summary":
+            assert second.metrics[name] == value, name
+    assert first.files.keys() == {"draws.npz"} and set(first.versions) >= {"fmcpe", "torch", "python"}
+
+
+@pytest.mark.slow
+def test_the_reference_posterior_scores_as_the_truth_should():
+    """What every other method is measured with finds no fault in the exact posterior."""
+    task = tasks.get("gaussian")
+    evaluation = Evaluation(test=300, draws=40, reference=1, reference_draws=300)
+    found, arrays = measured(reference_draws(task), task, evaluation, seed=0)
+    assert np.mean(found["coverage"]["0.9"]) == pytest.approx(0.9, abs=0.05)
+    assert found["c2st"] == pytest.approx(0.5, abs=0.08)
+    assert found["joint_c2st"] == pytest.approx(0.5, abs=0.08)
+    assert max(abs(b) for b in found["sbc"]["bias"]) < 0.2
+    assert arrays["ranks"].shape == (300, 3) and arrays["draws"].shape == (300, 3)
+
+    wide, _ = measured(
+        lambda n, y: 1.5 * torch.randn(n, len(y), 3) + reference_draws(task)(n, y), task, evaluation, seed=0
+    )
+    for metric in ("energy", "mse", "c2st", "w2", "joint_c2st"):
+        assert wide[metric] > found[metric], metric
+
+
+def test_the_parts_of_a_fit_add_up_to_its_time(base):
+    unit = next(u for u in plan("timing", "smoke") if u.method == "fmcpe-paper" and u.task == "gaussian")
+    metrics = perform(unit, base[1]).metrics
+    assert sum(metrics["parts"].values()) == pytest.approx(metrics["fit_seconds"], rel=0.05)
+    for part in ("gradient steps", "base draws", "x-transport", "simulation"):
+        assert metrics["parts"][part] > 0, part
+    assert all(metrics[name] > 0 for name in ("inference_seconds", "one_observation_seconds", "tenth_seconds"))
+
+
+def test_the_clock_leaves_no_trace():
+    from fmcpe.corrector import Corrector
+
+    before = (Corrector.draw_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step"))
+    with timed_parts() as clock:
+        assert Corrector.draw_x is not before[0]
+        clock.timed("simulation", sum)([1, 2])
+    assert (Corrector.draw_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step")) == before
+    assert clock.seconds["simulation"] > 0 and math.isclose(clock.seconds["gradient steps"], 0)
+
+
+@pytest.mark.slow
+def test_speed_runs_for_real_and_prints_its_table(tmp_path, capsys):
+    """The whole way: worker processes, base posteriors from files, fits, the table. Numbers mean nothing here."""
+    command = ["bench", "speed", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path)]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "20 of 20 units done, 20 now" in out and "gradient steps" in out
+    for task in ("gaussian", "pendulum", "wind-tunnel", "light-tunnel"):
+        assert task in out
+    assert main(command) == 0
+    assert "0 now" in capsys.readouterr().out

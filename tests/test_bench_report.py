@@ -1,0 +1,203 @@
+"""The report, its claims and its tables, from made-up numbers whose verdicts are known; and in a real browser."""
+
+import base64
+import csv
+import io
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from fmcpe.bench import paper
+from fmcpe.bench.claims import CLAIMS, Verdict
+from fmcpe.bench.clock import PARTS
+from fmcpe.bench.compare import compare
+from fmcpe.bench.frontier import frontier_table, speed_table
+from fmcpe.bench.plan import EXPERIMENTS, plan
+from fmcpe.bench.report import SECTIONS, write_report
+from fmcpe.bench.results import Results, number, spread
+from fmcpe.bench.store import Result, Store
+from fmcpe.bench.table import Table
+from fmcpe.bench.tables import independence_table, sensitivity_table, timing_table
+from fmcpe.bench.work import BASE_FILE, DRAWS_FILE
+from fmcpe.cli import main
+
+GOODNESS = {"reference": 0.1, "fmcpe": 0.5, "fmcpe-paper": 0.8}
+"""Errors by method; all others have 2. The method is the best there is, as the paper says."""
+
+
+def made_up(unit, shift=0.0):
+    """A result such as a unit of the real thing has."""
+    if unit.kind == "base":
+        return Result({"validation_loss": 0.0}, 1.0, {"fmcpe": "1"}, {BASE_FILE: b"base"})
+    rng, p = np.random.default_rng(unit.set), 2
+    alpha = dict(unit.options).get("alpha", 0.0)
+    error = GOODNESS.get(unit.method, 2.0 + 0.1 * alpha) * (1 + 1 / max(1, unit.pairs)) + shift
+    if unit.evaluation.timed:
+        parts = dict.fromkeys(PARTS, 0.1)
+        parts |= {"base draws": 1.0, "x-transport": 3.0}
+        seconds = {"fit_seconds": {"fmcpe-paper": 20.0, "fmcpe": 1.0}.get(unit.method, 2.0), "inference_seconds": error}
+        times = {"first_call_seconds": 1.0, "one_observation_seconds": 0.01, "tenth_seconds": 0.1, "parts": parts}
+        return Result(seconds | times, 1.0, {"fmcpe": "1"})
+    rate, clip = dict(unit.recipe).get("learning_rate", 0.0), dict(unit.recipe).get("clip", 0.0)
+    rates = abs(np.log10(rate / 1e-3)) + 1e-3 * (clip < 2) if unit.recipe and rate else 0.0
+    metrics = dict.fromkeys(
+        ("energy", "mse", "joint_w2", "joint_c2st", "joint_mmd2", "c2st", "w2", "mmd2", "fit_seconds"), error + rates
+    )
+    metrics |= {"coverage": {"0.8": [0.8, 0.7], "0.9": [0.9, 0.8]}, "theta_names": ["a", "b"], "real_side": "stand-in"}
+    metrics["sbc"] = {
+        "num_samples": 20, "counts": [[5, 15], [15, 5], [10, 10], [10, 10]], "band": [5, 15], "p_values": [0.5, 0.5],
+        "bias": [error, 0.0], "scale": [1.0, 1.0], "verdicts": ["calibrated: no fault shows"] * 2, "names": ["a", "b"],
+        "observations": 40,
+    }  # fmt: skip
+    buffer = io.BytesIO()
+    arrays = {"draws": rng.normal(size=(60, p)), "theta": np.zeros(p), "ranks": rng.integers(0, 21, (40, p))}
+    np.savez_compressed(buffer, **arrays)
+    return Result(metrics, 1.0, {"fmcpe": "1"}, {DRAWS_FILE: buffer.getvalue()})
+
+
+def fill(directory, experiments, shift=0.0, tasks=None):
+    """A run directory with made-up results; those of some tasks only, if they are named."""
+    with Store(directory, "fmcpe bench run all --preset smoke") as store:
+        for experiment in experiments:
+            units = plan(experiment, "smoke")
+            store.add(experiment, "smoke", units)
+            wanted = [unit.id for unit in units if tasks is None or unit.task in tasks]
+            while claimed := store.claim(wanted):
+                store.finish(claimed, made_up(store.rows([claimed])[claimed].unit, shift))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Every experiment."""
+    return fill(tmp_path_factory.mktemp("run"), EXPERIMENTS)
+
+
+def test_claims_are_counted_from_the_numbers(run, tmp_path):
+    results = Results.read(run)
+    verdicts = {claim.says: claim.verdict(results, "fmcpe-paper") for claim in CLAIMS}
+    for says, verdict in verdicts.items():
+        assert verdict.word == "agrees", (says, verdict)
+    slow = next(claim for claim in CLAIMS if "longer to train" in claim.says)
+    assert slow.verdict(results, "fmcpe").word == "does not agree", "the default recipe is the fastest here"
+
+    with Store(tmp_path) as store:
+        store.add("main", "smoke", plan("main", "smoke"))
+    empty = Results.read(tmp_path)
+    assert {claim.verdict(empty, "fmcpe").word for claim in CLAIMS} == {"not run"}
+
+
+def test_a_verdict_says_how_many():
+    assert str(Verdict(3, 3)) == "agrees (3 of 3 comparisons)"
+    assert str(Verdict(2, 3)) == "agrees in part (2 of 3 comparisons)"
+    assert str(Verdict(1, 3)) == "does not agree (1 of 3 comparisons)"
+    assert str(Verdict(0, 0)) == "not run"
+
+
+def test_the_papers_numbers_stand_beside_ours(run):
+    results = Results.read(run)
+    table = independence_table(results)
+    row = next(row for row in table.rows if row[0] == "5" and row[1] == "T_X only")
+    assert row[2] == "0.709 ± 0.168" and row[3] == number(results.mean("independence", "gaussian-ci alpha=5.0",
+                                                                        "fmcpe-paper-x-only", None, "joint_c2st"))  # fmt: skip
+    assert row[table.header.index("differ")] == "yes", "0.709 and 2.6 differ"
+    assert "standardised" in table.note and paper.SPACE in table.note
+    grid = sensitivity_table(results, "pendulum")
+    assert grid.rows[2][:3] == ["0.001", "1", "(2.6 ± 0.52)e-3"] and "none" in {row[1] for row in grid.rows}
+    fits = timing_table(results, "fit")
+    assert next(row for row in fits.rows if row[:2] == ["10", "fmcpe-paper"])[2] == "20 [28.35]"
+    assert next(row for row in speed_table(results).rows)[4] == "20.0", "the ratio of the two recipes' fits"
+    assert {row[0] for row in frontier_table(results).rows} == {"gaussian", "pendulum"}
+
+
+def test_tables_take_every_form():
+    table = Table("t", "A & B", ["a_1", "θ"], [["50 %", "1 ± 2"], ["50 %", "<3>"]], "note")
+    assert list(csv.reader(io.StringIO(table.as_csv()))) == [["a_1", "θ"], ["50 %", "1 ± 2"], ["50 %", "<3>"]]
+    assert r"A \& B" in table.as_latex() and r"a\_1 & $\theta$ \\" in table.as_latex()
+    assert "&lt;3&gt;" in table.as_html() and table.as_text().splitlines()[1].startswith("a_1")
+    assert (spread([]), spread([1.0]), spread([1.0, 3.0])) == ("", "1", "2 ± 1.4")
+
+
+SOME = ("gaussian", "pendulum", "gaussian-ci", "gaussian-prior")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The page of every experiment, while the slower half of the tasks is still to be done."""
+    return write_report(fill(tmp_path_factory.mktemp("half"), EXPERIMENTS, tasks=SOME))
+
+
+def test_the_report_is_one_file_in_the_papers_order(report):
+    text = report.read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text), "the page would fetch something"
+    assert not re.findall(r"url\(|@import|<script", text)
+    positions = [text.index(f'<section id="{section.key}">') for section in SECTIONS]
+    assert positions == sorted(positions) and 'id="repeat"' in text
+    assert "Not run." not in text and "stand-in" in text and "means nothing" not in text
+    assert "its numbers and verdicts mean nothing" in text, "a smoke run has to say that it is one"
+    assert "fmcpe bench run all --preset smoke" in text
+    files = dict(re.findall(r'download="([^"]+)" href="data:text/plain;charset=utf-8;base64,([^"]+)"', text))
+    assert {"main.csv", "independence-independence.tex", "timing-timing-fit.csv"} <= set(files)
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(files["main.csv"]).decode())))
+    assert len(rows) == sum(unit.kind == "fit" and unit.task in SOME for unit in plan("main", "smoke"))
+    assert {"unit", "task", "method", "joint_w2", "coverage.0.9.0"} <= set(rows[0])
+
+
+def test_what_was_not_run_is_said(tmp_path):
+    text = write_report(fill(tmp_path, ["speed"])).read_text()
+    assert text.count('<p class="missing">Not run. ') == len(SECTIONS) - 1
+    assert '<span class="badge none">not run</span>' in text
+
+
+BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="neither chromium nor chrome is installed on this machine")
+def test_the_report_opens_in_a_browser(report, tmp_path):
+    """Every picture is drawn and nothing is fetched, with the network out of reach."""
+    watched = tmp_path / "watched.html"
+    script = """<script>addEventListener("load", () => {
+      const images = [...document.images], broken = images.filter(i => !i.complete || !i.naturalWidth).length
+      const fetched = performance.getEntriesByType("resource").filter(r => !r.name.startsWith("data:")).length
+      document.body.dataset.seen = `${images.length} images ${broken} broken ${fetched} fetched`
+    })</script>"""
+    watched.write_text(report.read_text().replace("</head>", script + "</head>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    browser = [BROWSER, *options, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000"]
+    page = subprocess.run(
+        [*browser, "--dump-dom", watched.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    images, broken, fetched = re.search(r'data-seen="(\d+) images (\d+) broken (\d+) fetched"', page).groups()
+    assert int(images) >= 10 and (broken, fetched) == ("0", "0")
+    assert "To repeat it" in page and "agrees (" in page
+
+
+def test_comparing_two_runs_shows_what_changed(run, tmp_path, capsys):
+    other = fill(tmp_path / "other", ["main"], shift=0.5)
+    text = compare(run, other)
+    assert "only A has ablation (smoke)" in text
+    line = next(line for line in text.splitlines() if re.match(r"gaussian +fmcpe +10 +energy", line))
+    assert line.split()[4:7] == ["0.55", "1.05", "+90.9"]
+    assert "coverage_90" not in text, "what is the same is not listed"
+    assert main(["bench", "compare", str(run), str(run)]) == 0
+    assert ", 0 changed" in capsys.readouterr().out
+
+
+def test_status_and_report_from_the_command_line(run, tmp_path, capsys):
+    assert main(["bench", "status", "--out", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"main \(smoke\) +64 +0 +0 +0", out) and "nobody is at work" in out
+    small = fill(tmp_path, ["speed"])
+    assert main(["bench", "report", "--out", str(small)]) == 0
+    assert (small / "report.html").is_file()
+    assert main(["bench", "status", "--out", str(run / "nowhere")]) == 2
+    assert "fmcpe bench run" in capsys.readouterr().err
+
+
+def test_frontier_prints_its_table_and_does_nothing_twice(run, capsys):
+    assert main(["bench", "frontier", "--preset", "smoke", "--out", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "0 now" in out and "asked for" in out and "fmcpe-paper" in out
