@@ -52,7 +52,7 @@ def pairs():
 
 @pytest.fixture(scope="session")
 def base_with_embedding():
-    """The same with a network that summarises x in two numbers: the flows then work on these."""
+    """The same with a network that summarises x in two numbers (and how rough it is): flows then work on these."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 2))
     return fmcpe.train_npe(simulate, PRIOR, 4000, net, seed=0, max_num_epochs=8, show_progress_bars=False)

@@ -45,7 +45,7 @@ def test_simulations_on_demand_are_few_at_a_time(nothing_is_kept):
 
 def test_images_of_the_light_tunnel_are_not_kept():
     task = tasks.get("light-tunnel")
-    theta, x = npe._simulate(task.simulator, task.prior, 50_000, None)
+    theta, x = npe.simulate(task.simulator, task.prior, 50_000, None)
     assert isinstance(x, npe.SimulationsOnDemand)
     assert x.shape == (50_000, 64, 64, 3)
     assert torch.equal(x[torch.tensor([7, 3])], task.simulator(theta[[7, 3]]))

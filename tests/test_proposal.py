@@ -140,11 +140,12 @@ def test_what_cannot_be_adapted_is_refused(trained):
 
 def test_a_summary_is_the_same_posterior(base, base_with_embedding):
     """Draws and densities as a function of h(x) are those as a function of x; without an embedding there is no summary."""
-    assert as_proposal(base).summarised() is not None
-    assert as_proposal(base).summarised().x_shape == (3,)
+    plain = as_proposal(base)
+    assert plain.summarised() is plain
     raw = as_proposal(base_with_embedding)
     short = raw.summarised()
-    assert (short.x_shape, short.raw_shape) == ((2,), (3,))
+    assert short is not raw
+    assert (short.x_shape, short.raw_shape) == ((3,), (3,))  # two features, and how rough x is
     theta = PRIOR.sample((7,))
     with torch.no_grad():
         assert torch.allclose(short.log_prob(theta, short.summarise(X)), raw.log_prob(theta, X), atol=1e-5)

@@ -48,11 +48,11 @@ class DensityProposal(Proposal):
         return net if isinstance(net, nn.Module) and any(True for _ in net.parameters()) else None
 
     def summarised(self) -> Proposal:
-        if not isinstance(self.estimator, ZukoFlow):
+        if not isinstance(self.estimator, ZukoFlow) or self.embedding is None:
             return self
         summary = SummaryProposal(self.posterior, self.prior)
         assert summary.x_shape is not None
-        return summary if summary.x_shape.numel() < summary.raw_shape.numel() else self
+        return summary if summary.x_shape.numel() <= summary.raw_shape.numel() else self
 
     def _may_leak(self) -> bool:
         # sbi owns the map onto the support of z_score_theta="transform_to_unconstrained" in such a module

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
+from fmcpe._checks import parameter_dim
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
@@ -188,6 +189,7 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         return PriorProposal(support, torch.Size(manifest["x_shape"]))
     if posterior is not None:
         proposal = as_proposal(posterior, support)
+        _check_shapes(proposal, torch.Size(manifest["x_shape"]), manifest["theta_dim"])
         if base["class"] == PriorProposal.__name__:
             return PriorProposal(proposal.prior, torch.Size(manifest["x_shape"]))
     elif base["kind"] == "npe":
@@ -201,6 +203,15 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         return proposal
     networks = [_with_weights(proposal, under(tensors, f"base.{k}."), path) for k in range(base["members"] or 1)]
     return networks[0] if base["members"] is None else TunedProposal(networks)
+
+
+def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:
+    if proposal.raw_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
+        raise ValueError(
+            f"posterior is about θ of {parameter_dim(proposal.prior)} number(s) and x of shape "
+            f"{tuple(proposal.raw_shape or ())}; the file needs {dim} and {tuple(shape)}. "
+            "Pass the base posterior that was corrected."
+        )
 
 
 def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPosterior:

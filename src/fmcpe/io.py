@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fmcpe._checks import parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.adapters import SummaryProposal
@@ -109,14 +108,6 @@ def _rebuild(
     from fmcpe.posterior import CorrectedPosterior
 
     proposal = build_base(manifest, tensors, posterior, path)
-    shape, dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"]
-    if proposal.raw_shape not in (None, shape) or parameter_dim(proposal.prior) != dim:
-        raise ValueError(
-            f"posterior is about θ of {parameter_dim(proposal.prior)} number(s) and x of shape "
-            f"{tuple(proposal.raw_shape or ())}; the file needs {dim} and {tuple(shape)}. "
-            "Pass the base posterior that was corrected."
-        )
-
     proposal = proposal.summarised() if manifest["summaries"] else proposal
     recipe = Recipe(**manifest["recipe"])
     space = ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32))
