@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
 from fmcpe._checks import parameter_dim
+from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
