@@ -1,7 +1,7 @@
 """What roughening costs where nothing is rough: log density of clean simulations, with and without. Prints a table.
 
-    python benchmarks/roughening.py                      pendulum and wind-tunnel, 50 000 simulations each
-    python benchmarks/roughening.py pendulum --seeds 3
+python benchmarks/roughening.py                      pendulum and wind-tunnel, 50 000 simulations each
+python benchmarks/roughening.py pendulum --seeds 3
 """
 
 import argparse

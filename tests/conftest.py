@@ -92,10 +92,9 @@ def posteriors(base, base_with_embedding, pairs):
         start = base_with_embedding if kind == "tuned with flows" else base
         with seeded(0):
             theta = PRIOR.sample((200,))
-            simulations = torch.stack([simulate(pairs[0]) for _ in range(8)], dim=1)
             space, replay = ParameterSpace(PRIOR, theta), (theta, simulate(theta))
             recipe = Recipe(epochs=20)
-            fit = CrossFit(as_proposal(start), *pairs, simulations, replay, space, recipe, show_progress_bars=False)
+            fit = CrossFit(as_proposal(start), *pairs, None, simulate, replay, space, recipe, show_progress_bars=False)
             name = kind.removesuffix(" with flows")
             draws = fit.left_out_draws(name)
             chain = fit.final(name)

@@ -9,6 +9,7 @@ import torch
 from conftest import PRIOR, SHORT, observe, simulate
 from sbi import inference
 from scipy import stats
+from torch import nn
 
 import fmcpe
 from fmcpe import baselines, tasks
@@ -138,6 +139,15 @@ def test_nnpe_is_wider_than_npe_by_as_much_as_the_noise_says():
         draws = posterior.sample((4000,), x=torch.tensor([y]), seed=0)
         assert float(draws.mean()) == pytest.approx(mean, abs=0.2 * std)
         assert float(draws.std()) == pytest.approx(std, rel=0.1)
+
+
+def test_jnpe_without_pairs_is_npe_with_an_embedding_too():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 2))
+    base = fmcpe.train_npe(simulate, PRIOR, 1000, net, seed=3, max_num_epochs=2, show_progress_bars=False)
+    method = baselines.JNPE(simulate, PRIOR, 1000, net, training=Training(max_num_epochs=2))
+    joint = method.fit(seed=3, show_progress_bars=False)
+    assert torch.equal(joint.sample((50,), x=Y, seed=0), baselines.NPE(base).fit().sample((50,), x=Y, seed=0))
 
 
 def test_jnpe_without_pairs_is_npe(pairs):

@@ -270,3 +270,10 @@ def _alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but a letter to a friend" * 50])
+def test_a_folder_that_holds_no_run_is_refused_in_words(tmp_path, content):
+    (tmp_path / "bench.sqlite").write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match="bench"):
+        Store(tmp_path, read_only=True)

@@ -297,3 +297,9 @@ WRONG = {
 def test_errors_say_what_came_what_was_expected_and_what_to_type(case: str) -> None:
     with pytest.raises((ValueError, TypeError), match=r"(?s).+expected.+type "):
         WRONG[case]()
+
+
+@pytest.mark.parametrize("points", [0, 1, -3, 2.5])
+def test_a_subset_of_too_few_points_is_refused(points):
+    with pytest.raises(ValueError, match="max_points"):
+        metrics.wasserstein2(torch.zeros(20, 2), torch.ones(30, 2), max_points=points)

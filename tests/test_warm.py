@@ -7,6 +7,7 @@ import torch
 from conftest import PRIOR, simulate
 from torch import nn
 
+import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics
 from fmcpe.evidence import Evidence, choose, is_informed, left_out
 from fmcpe.recipe import Recipe
@@ -235,3 +236,53 @@ def test_roughness_is_described(tmp_path):
     assert net(torch.zeros(4, 3)).shape == (4, 3)
     with net.at(torch.arange(4.0)[:, None]):
         torch.testing.assert_close(net(torch.zeros(4, 3))[:, 2], torch.arange(4.0))
+
+
+def test_an_observation_unlike_all_pairs_gets_no_point_mass(base, pairs):
+    posterior = FMCPE(base, simulate).fit(*pairs, seed=0, show_progress_bars=False)
+    assert posterior.corrector.step is not None
+    for factor in (10.0, 100.0):
+        draws = posterior.sample((500,), x=factor * pairs[1][0], seed=0)
+        assert len(draws[:, 0].unique()) > 400
+
+
+def test_flows_for_many_pairs_come_back_from_a_file(base, tmp_path):
+    """Networks are wider from `many_pairs` on: in training, in use, and when they are built again."""
+    theta = PRIOR.sample((40,))
+    recipe, number = Recipe(many_pairs=30, epochs=2), len(theta)
+    members, _ = refine(
+        torch.randn(number, 8, 2), torch.randn(number, 2), torch.randn(number, 3), torch.arange(40) % 2, recipe
+    )
+    posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, simulate(theta), seed=0, show_progress_bars=False)
+    posterior.corrector.set_flows(members)
+    posterior.save(tmp_path / "run.fmcpe")
+    loaded, y = fmcpe.load(tmp_path / "run.fmcpe"), simulate(theta[:1])[0]
+    assert members[0].first.out_features == 2 * recipe.hidden
+    assert torch.equal(loaded.sample((5,), x=y, seed=0), posterior.sample((5,), x=y, seed=0))
+
+
+def test_pairs_on_a_bound_do_not_derail_fine_tuning(base_with_embedding):
+    theta = PRIOR.sample((40,))
+    theta[0], theta[1] = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+    y = simulate(theta.clamp(torch.tensor([-1.999, 0.001]), torch.tensor([1.999, 0.999]))) + torch.tensor(
+        [1.0, -1.5, 0.5]
+    )
+    posterior = FMCPE(base_with_embedding, simulate).fit(theta, y, seed=0, show_progress_bars=False)
+    scores = {k: v[0] for k, v in posterior.history.items() if k.startswith("evidence_")}
+    assert scores["evidence_tuned"] < scores["evidence_uncorrected"]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 6, 11])
+def test_cycles_of_any_length(steps):
+    base = fmcpe.train_npe(
+        None, PRIOR, simulations=(PRIOR.sample((100,)), torch.randn(100, 3)), max_num_epochs=steps, seed=0,
+        training_batch_size=95, show_progress_bars=False,
+    )  # fmt: skip
+    assert len(base.history["training_loss"]) == steps
+
+
+def test_normalisation_layers_in_an_embedding():
+    """They are not touched by a look at the network, and they train."""
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 2))
+    fmcpe.train_npe(simulate, PRIOR, 500, net, seed=0, max_num_epochs=2, show_progress_bars=False)
+    assert int(net[1].num_batches_tracked) == 0

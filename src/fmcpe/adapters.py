@@ -228,6 +228,11 @@ def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Cal
         raise TypeError(
             f"prior is a {type(prior).__name__}; a torch distribution was expected, e.g. sbi.utils.BoxUniform(low, high)."
         )
+    if prior is not None and (len(prior.batch_shape) or len(prior.event_shape) != 1):
+        raise ValueError(
+            f"prior has batch shape {tuple(prior.batch_shape)} and event shape {tuple(prior.event_shape)}; a "
+            "distribution over θ of shape (p,) was expected. Use e.g. torch.distributions.Independent(Normal(zeros, ones), 1)."
+        )
     if isinstance(posterior, Proposal):
         return posterior
     if isinstance(posterior, DirectPosterior):

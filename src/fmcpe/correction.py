@@ -57,8 +57,8 @@ class FMCPE:
         recipe: ``"default"``, ``"paper"`` or a `Recipe`.
         stages: ``"joint"``; ``"sequential"`` trains u_X first, then u_Θ on its frozen source; ``"x-only"`` stops at θ_0;
             ``"theta-only"`` starts u_Θ from the base posterior at y itself.
-        embedding_net: Network that embeds (standardised) observations for both velocity fields; by default one that
-            suits their shape.
+        embedding_net: Network that embeds (standardised) observations for both velocity fields of the paper's algorithm, which
+            it implies, whatever the recipe; by default one that suits their shape.
         device: Where the flows are trained.
 
     Example:
@@ -133,13 +133,9 @@ class FMCPE:
         theta, y, x = pairs
         simulator = self._simulator(self.proposal, y.shape[1:], x)
         prior_theta = self.proposal.prior.sample((self.recipe.num_statistics,)).to(self.device, torch.float32)
-        replay, simulations = None, None if x is None else x[:, None]
-        if simulator is not None:
-            replay = prior_theta, simulator(prior_theta)
-            copies = self.recipe.num_simulations
-            simulations = simulator(theta.repeat_interleave(copies, dim=0)).unflatten(0, (len(theta), copies))
+        replay = None if simulator is None else (prior_theta, simulator(prior_theta))
         space = ParameterSpace(self.proposal.prior, prior_theta)
-        fit = CrossFit(self.proposal, theta, y, simulations, replay, space, self.recipe, show_progress_bars)
+        fit = CrossFit(self.proposal, theta, y, x, simulator, replay, space, self.recipe, show_progress_bars)
         return fit.run(self.stages)
 
     def _simulator(self, proposal: Proposal, shape: torch.Size, x: Tensor | None) -> Simulator | None:

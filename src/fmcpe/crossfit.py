@@ -30,10 +30,13 @@ from fmcpe.refine import refine
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, can_be_tuned, tune
-from fmcpe.warm import MANY_NUMBERS, WarmChain, summary_for
+from fmcpe.warm import FURTHEST, MANY_NUMBERS, WarmChain, summary_for
 
 MOST_DRAWS, ALL_DRAWS = 64, 20_000
 """Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
+
+_ROWS_AT_ONCE = 2000
+"""Simulations held as raw data at a time."""
 
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
@@ -46,7 +49,8 @@ class CrossFit:
         proposal: The base posterior, on raw data.
         theta: Physical parameters of the pairs, (N, p).
         y: Real observations, (N, ...).
-        simulations: Simulations at θ of the pairs, several each, (N, S, ...); None where there are none.
+        x: Simulations at θ of the pairs, (N, ...), where they are given.
+        simulator: What makes them where they are not, θ (N, p) -> x (N, ...).
         replay: Simulations from the prior, θ and x; None where there is no simulator.
         space: Physical θ <-> z.
         recipe: Hyper-parameters.
@@ -58,7 +62,8 @@ class CrossFit:
         proposal: Proposal,
         theta: Tensor,
         y: Tensor,
-        simulations: Tensor | None,
+        x: Tensor | None,
+        simulator: Callable[[Tensor], Tensor] | None,
         replay: tuple[Tensor, Tensor] | None,
         space: ParameterSpace,
         recipe: Recipe,
@@ -71,7 +76,11 @@ class CrossFit:
 
         summarise = self.proposal.summarise
         self.prepared = summarise(y)
-        self.x = None if simulations is None else _rows(summarise, simulations)
+        self.x = None if x is None else summarise(x)[:, None]
+        if simulator is not None:
+            rows = theta.repeat_interleave(recipe.num_simulations, dim=0).split(_ROWS_AT_ONCE)
+            summaries = torch.cat([summarise(simulator(part)) for part in rows])
+            self.x = summaries.unflatten(0, (len(theta), recipe.num_simulations))
         flat = self.prepared[0].numel()
         self.can_move = self.x is not None and flat <= MANY_NUMBERS
         if replay is not None:
@@ -80,7 +89,7 @@ class CrossFit:
             self.x_scale = Standardiser(self.prepared if self.x is None else self.x.flatten(0, 1))
         self.summary = summary_for(flat)
         self.y_scale = Standardiser(self.summary(self.prepared))
-        self.features = self.y_scale(self.summary(self.prepared))
+        self.features = self.y_scale(self.summary(self.prepared)).clamp(-FURTHEST, FURTHEST)
         number = len(theta)
         order = torch.randperm(number, device=y.device)
         self.folds = order % min(recipe.folds, number)
@@ -123,7 +132,9 @@ class CrossFit:
         if name == "tuned":
             assert isinstance(self.raw, DensityProposal)
             folds = self.folds
-            self.tuned = tune(self.raw, self.theta, self.y, folds, self.replay, self.show)
+            # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
+            inside = self.space.to_theta(self.z)
+            self.tuned = tune(self.raw, inside, self.y, folds, self.replay, self.show)
         for k in range(int(folds.max()) + 1):
             inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
             if name == "tuned":
@@ -146,8 +157,10 @@ class CrossFit:
                 draws[name] = self.left_out_draws(name)
                 evidence[name] = left_out(draws[name], self.z)
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
-        best = min(corrections, key=lambda name: evidence[name].mean)
-        kept = choose({name: evidence[name] for name in ("uncorrected", best)})
+        kept = "uncorrected"
+        if corrections:
+            best = min(corrections, key=lambda name: evidence[name].mean)
+            kept = choose({name: evidence[name] for name in (kept, best)})
         if not is_informed(evidence[kept], evidence[PRIOR]):
             kept = PRIOR
         chain = self.final(kept)
@@ -174,7 +187,8 @@ class CrossFit:
         yield PRIOR
         yield "uncorrected"
         if stages == "x-only":
-            yield "x-only"
+            if self.can_move:
+                yield "x-only"
             return
         if stages == "theta-only" or not self.can_move:
             yield "stepped"
@@ -201,8 +215,3 @@ class CrossFit:
         started = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - started
-
-
-def _rows(summarise: Callable[[Tensor], Tensor], simulations: Tensor) -> Tensor:
-    """Summaries of (N, S, ...)."""
-    return summarise(simulations.flatten(0, 1)).unflatten(0, simulations.shape[:2])

@@ -101,6 +101,8 @@ def wasserstein2(a: Any, b: Any, max_points: int | None = None, seed: int | None
     import ot
 
     a, b = _two_samples(a, b)
+    if max_points is not None and (not isinstance(max_points, int) or max_points < 2):
+        raise ValueError(f"max_points={max_points!r} came; a whole number of at least 2, or None, was expected.")
     a, b = (_subset(part, max_points, derive(seed, "w2", i)) for i, part in enumerate((a, b)))
     # Empty weights are uniform ones.
     cost, log = ot.emd2([], [], _squared_distances(a, b).numpy(), numItermax=10**7, log=True)

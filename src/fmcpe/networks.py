@@ -6,6 +6,7 @@ The velocity field is the residual network with gated conditioning that continuo
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -128,9 +129,10 @@ class ChannelsFirst(nn.Module):
 
 def embedding_width(net: nn.Module, shape: tuple[int, ...]) -> int:
     """Number of features an embedding gives for one observation of `shape`; refuses what is not (B, features)."""
+    probe = copy.deepcopy(net).eval()  # a look must not touch the statistics of normalisation layers
     with torch.no_grad():
         try:
-            out = net(torch.zeros(2, *shape))
+            out = probe(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
                 f"embedding_net failed on a batch of shape {(2, *shape)}: {error}. A network from (B, "

@@ -105,7 +105,8 @@ def build_estimator(
         z_score_theta="transform_to_unconstrained",
         # numbers of a vector have units of their own; those of a series or an image share one, if there are several
         z_score_x="independent" if embedding_net is None or x[0].numel() == 1 else "structured",
-        embedding_net=nn.Identity() if embedding_net is None else copy.deepcopy(embedding_net),
+        # sbi tries it on a single row, which layers that normalise a batch refuse while they train
+        embedding_net=nn.Identity() if embedding_net is None else copy.deepcopy(embedding_net).eval(),
         x_dist=prior,
         **asdict(flow),
     )

@@ -59,7 +59,7 @@ def _train(
     z0: Tensor, z1: Tensor, features: Tensor, outside: Tensor, inside: Tensor, recipe: Recipe
 ) -> list[tuple[float, VelocityField]]:
     """One member: its loss on the pairs inside its fold, and a copy of it, at every look."""
-    u = VelocityField(z1.shape[1], nn.Identity(), features.shape[1], recipe.hidden, recipe.blocks).to(z1.device)
+    u = VelocityField(z1.shape[1], nn.Identity(), features.shape[1], recipe.width(len(z1)), recipe.blocks).to(z1.device)
     nn.init.zeros_(u.last.weight)
     nn.init.zeros_(u.last.bias)
     optimiser = torch.optim.Adam(u.parameters(), lr=recipe.learning_rate, fused=True)

@@ -85,7 +85,13 @@ def train(
     epochs, peak = training.max_num_epochs, training.learning_rate
     optimiser = torch.optim.Adam(module.parameters(), lr=peak)
     schedule: torch.optim.lr_scheduler.LRScheduler = (
-        torch.optim.lr_scheduler.OneCycleLR(optimiser, peak, total_steps=epochs * steps_per_epoch, pct_start=0.2)
+        torch.optim.lr_scheduler.OneCycleLR(
+            # the rise of a cycle of five steps would have no length
+            optimiser,
+            peak,
+            total_steps=max(10, epochs * steps_per_epoch),
+            pct_start=0.2,
+        )
         if training.one_cycle
         else torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
     )

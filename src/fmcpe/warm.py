@@ -26,6 +26,9 @@ from fmcpe.spaces import ParameterSpace, Standardiser
 MANY_NUMBERS = 500
 """Data of more numbers than this, without a summary, are not regressed on."""
 
+FURTHEST = 4.0
+"""How far, in standard deviations of the calibration pairs, a number that describes y may lie from their mean."""
+
 
 class WarmChain(Chain):
     r"""A warm start and the θ-flows that refine it.
@@ -68,7 +71,7 @@ class WarmChain(Chain):
     @property
     def shape(self) -> torch.Size:
         """Shape of one x̃."""
-        return self.x_scale.mean.shape
+        return self.proposal.x_shape or self.x_scale.mean.shape
 
     @property
     def embeds(self) -> bool:
@@ -77,8 +80,11 @@ class WarmChain(Chain):
 
     @torch.no_grad()
     def features(self, y: Tensor) -> Tensor:
-        """What regressions and flows are told of prepared observations: (B, f)."""
-        return self.y_scale(self.summary(y))
+        """What regressions and flows are told of prepared observations: (B, f).
+
+        One that is unlike all pairs is described as the last that is still somewhat like them: no line is drawn further.
+        """
+        return self.y_scale(self.summary(y)).clamp(-FURTHEST, FURTHEST)
 
     @torch.no_grad()
     def draw_x(self, y: Tensor, copies: int = 1) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
+from fmcpe.roughen import RoughnessAware
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.training import Training
 
@@ -63,7 +65,9 @@ class SimulationTrained:
                 f"prior is missing; the prior of the simulations was expected. Type {type(self).__name__}(simulator, prior)."
             )
         self.simulator, self.prior, self.num_simulations = simulator, prior, num_simulations
-        self.embedding_net, self.simulations = embedding_net, simulations
+        # as `fmcpe.train_npe` does: what differs from the base posterior is then the method alone
+        self.embedding_net = None if embedding_net is None else RoughnessAware(copy.deepcopy(embedding_net))
+        self.simulations = simulations
         self.flow, self.training, self.device = flow or FlowSize(), training or Training(), device
 
     def _simulate(self) -> tuple[Distribution, Tensor, Rows]:

@@ -219,6 +219,9 @@ def _clipping_is_idle(results: Results, variant: str) -> Iterator[bool | None]:
     for task in results.tasks("sensitivity"):
         grid = _grid(results, task)
         rates, clips = ({key[i] for key in grid} for i in (0, 1))
+        if any((rate, clip) not in grid for rate in rates for clip in clips):
+            yield None
+            continue
         by_rate = np.mean([np.ptp([grid[rate, clip] for rate in rates]) for clip in clips])
         for rate in sorted(rates):
             yield bool(np.ptp([grid[rate, clip] for clip in clips]) < by_rate)
@@ -242,9 +245,11 @@ CLAIMS = (
     Claim("before-after", "The correction shifts posteriors to a more appropriate location.",
           "MSE at the most pairs against the uncorrected posterior, each task", _shifts),
     Claim("ablation", "Joint training is better than, or equivalent to, sequential training.",
-          "joint W2 and C2ST within one standard error of fmcpe-paper-sequential's, each task and size", _joint_training),
+          "joint W2 and C2ST within one standard error of fmcpe-paper-sequential's, each task and size", _joint_training,
+          ("fmcpe-paper",)),
     Claim("ablation", "The x-map alone is worse, also with many pairs.",
-          "joint W2 and C2ST against fmcpe-paper-x-only, each task and size", _x_only_is_worse),
+          "joint W2 and C2ST against fmcpe-paper-x-only, each task and size", _x_only_is_worse,
+          ("fmcpe-paper",)),
     Claim("independence", "The gap between both maps and the x-map alone widens as y depends on θ directly.",
           "relative gap in joint C2ST, each α against the one before", _gap_widens),
     Claim("prior", "With a wrong prior it improves with pairs and outperforms MF-NPE and RoPE.",

@@ -111,7 +111,7 @@ def ranks(results: Results, task: str, size: int, methods: Sequence[str]) -> Fig
     """Rank histograms, methods as columns."""
     found = {}
     for method in methods:
-        for row in results.select("sbc", task, method, size)[:1]:
+        for row in [r for r in results.select("sbc", task, method, size) if "sbc" in r.metrics][:1]:
             arrays, sbc = results.arrays(row.unit), row.metrics["sbc"]
             if arrays is not None:
                 found[method] = _sbc_result(arrays["ranks"], sbc)

@@ -84,7 +84,7 @@ def run(
             store.add(experiment, preset, plan)
         if retry_failed:
             store.retry_failed(unit.id for unit in units)
-        pool: Pool = DaskPool(dask) if dask else LocalPool(jobs or os.cpu_count() or 1)
+        pool: Pool = DaskPool(dask) if dask else LocalPool((os.cpu_count() or 1) if jobs is None else jobs)
         progress = progress or Progress("bench")
         try:
             done_now = _Loop(store, units, pool, perform, progress).go()

@@ -92,6 +92,16 @@ class Store:
         self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         self._registered = not read_only
+        try:
+            tables = {row["name"] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"{path} is not a run of fmcpe bench ({error}); a folder of its own, or a new one, was expected."
+            ) from error
+        if read_only and "plans" not in tables:
+            raise FileNotFoundError(
+                f"the run in {self.directory} was never begun; type fmcpe bench run EXPERIMENT --out DIR first."
+            )
         if read_only:
             return
         self._db.execute("PRAGMA journal_mode = WAL")

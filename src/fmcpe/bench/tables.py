@@ -37,7 +37,7 @@ def sbc_table(results: Results) -> Table:
     for task in results.tasks("sbc"):
         for size in results.sizes("sbc"):
             for method in results.methods("sbc", task):
-                for row in results.select("sbc", task, method, size)[:1]:
+                for row in [r for r in results.select("sbc", task, method, size) if "sbc" in r.metrics][:1]:
                     found = row.metrics["sbc"]
                     for k, name in enumerate(found["names"]):
                         cells = [number(found[key][k], 2) for key in ("p_values", "bias", "scale")]

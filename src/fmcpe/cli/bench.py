@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     done = 0
     for group in filter(None, groups):
         plans = {(name, options.preset): plan(name, options.preset) for name in group}
-        jobs = options.jobs or (1 if group[0] in ONE_AT_A_TIME else None)
+        jobs = options.jobs if options.jobs is not None else (1 if group[0] in ONE_AT_A_TIME else None)
         outcome = work_through(
             options.out, plans, jobs=jobs, dask=options.dask, retry_failed=options.retry_failed,
             command=_typed(options), progress=Progress(f"{options.experiment} ({options.preset})"),
@@ -91,7 +92,7 @@ def _typed(options: argparse.Namespace) -> str:
     words = ["fmcpe", "bench", "run", options.experiment, "--preset", options.preset, "--out", str(options.out)]
     words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
     words += [] if options.dask is None else ["--dask", "ADDRESS"]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _status(options: argparse.Namespace) -> int:
