@@ -9,7 +9,7 @@ from torch import nn
 
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics
-from fmcpe.evidence import Evidence, choose, is_informed, left_out
+from fmcpe.evidence import Evidence, is_informed, left_out
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
@@ -170,11 +170,11 @@ def test_only_a_trained_summary_is_tuned(base, base_with_embedding):
 # ---------------------------------------------------------------------- evidence and flows
 
 
-def test_choice_needs_a_standard_error():
+def test_better_means_by_a_standard_error():
     modest, noise = Evidence(torch.ones(100)), 0.1 * torch.randn(100)
     better, luckier = Evidence(0.9 + noise - noise.mean()), Evidence(0.999 + noise - noise.mean())
-    assert choose({"a": modest, "b": better}) == "b"
-    assert choose({"a": modest, "b": luckier}) == "a"
+    assert better.beats(modest)
+    assert not luckier.beats(modest)
     assert not is_informed(modest, modest)
     assert is_informed(better, modest)
     # ten pairs: not being shown to be better is not being shown to be worse

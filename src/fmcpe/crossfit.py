@@ -1,8 +1,8 @@
 r"""The default recipe: a warm start in closed form or by fine-tuning, chosen by evidence, and θ-flows that refine it.
 
-    for each way to start, from the most modest to the most daring:      prior, uncorrected, stepped, moved, tuned
+    for each way to start:                                               prior, uncorrected, stepped, moved, tuned
         for each fold: fit it on the other folds, draw z_0 for the pairs of this one
-    keep the one whose left-out energy score is better                   fmcpe.evidence
+    keep the best by left-out energy score, if it is clearly better      fmcpe.evidence
     for each fold: train u_Θ from left-out z_0 to θ of the other folds   flow matching, as in fmcpe.correction
     keep the flows if the left-out energy score gets better
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.adapters import DensityProposal, PriorProposal
-from fmcpe.evidence import PRIOR, Evidence, choose, is_informed, left_out
+from fmcpe.evidence import PRIOR, Evidence, is_informed, left_out
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
@@ -133,8 +133,8 @@ class CrossFit:
             assert isinstance(self.raw, DensityProposal)
             folds = self.folds
             # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
-            inside = self.space.to_theta(self.z)
-            self.tuned = tune(self.raw, inside, self.y, folds, self.replay, self.show)
+            theta = self.space.to_theta(self.z)
+            self.tuned = tune(self.raw, theta, self.y, folds, self.replay, self.show)
         for k in range(int(folds.max()) + 1):
             inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
             if name == "tuned":
@@ -157,10 +157,8 @@ class CrossFit:
                 draws[name] = self.left_out_draws(name)
                 evidence[name] = left_out(draws[name], self.z)
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
-        kept = "uncorrected"
-        if corrections:
-            best = min(corrections, key=lambda name: evidence[name].mean)
-            kept = choose({name: evidence[name] for name in (kept, best)})
+        best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
+        kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
         if not is_informed(evidence[kept], evidence[PRIOR]):
             kept = PRIOR
         chain = self.final(kept)
@@ -172,18 +170,19 @@ class CrossFit:
                 stacklevel=4,
             )
         elif stages != "x-only" and len(self.theta) >= FEWEST_FOR_FLOWS:
+            refined = f"{kept}, flows"
             with self._timed("flows"):
                 members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
-                evidence[f"{kept}, flows"] = left_out(carried, self.z)
-            if choose({name: evidence[name] for name in (kept, f"{kept}, flows")}) != kept:
+                evidence[refined] = left_out(carried, self.z)
+            if evidence[refined].beats(evidence[kept]):
                 chain.set_flows(members)
-                kept = f"{kept}, flows"
+                kept = refined
         history = {f"evidence_{name}": [value.mean] for name, value in evidence.items()}
         history |= {f"seconds_{name}": [value] for name, value in self.seconds.items()}
         return chain, kept, history
 
     def _ways(self, stages: str) -> Iterator[str]:
-        """From the most modest to the most daring."""
+        """What competes; the prior and the uncorrected posterior always do."""
         yield PRIOR
         yield "uncorrected"
         if stages == "x-only":

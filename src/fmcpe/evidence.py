@@ -1,8 +1,8 @@
 """Which answer is kept: a proper score on pairs that were not trained on.
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
-average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs, from
-the most modest to the most daring, and a more daring one has to be better by a standard error of the difference. Where
+average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs: the
+best correction has to be better than none by a standard error of the difference, and flows than what they start from. Where
 the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly a standard error, or the pairs carry no information; with few, where evidence is weak, the prior has to be
 the one that is better.
@@ -42,16 +42,6 @@ class Evidence(NamedTuple):
 def left_out(draws: Tensor, truth: Tensor) -> Evidence:
     """The evidence in draws (N, S, p) for left-out pairs with the truth (N, p), both in z."""
     return Evidence(energy_score(draws.movedim(0, 1).cpu(), truth.cpu(), reduce=False))
-
-
-def choose(candidates: dict[str, Evidence]) -> str:
-    """The name of what is kept, of candidates from the most modest to the most daring."""
-    names = iter(candidates)
-    kept = next(names)
-    for name in names:
-        if candidates[name].beats(candidates[kept]):
-            kept = name
-    return kept
 
 
 def is_informed(kept: Evidence, prior: Evidence) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +66,12 @@ class WarmChain(Chain):
 
     def set_flows(self, members: Sequence[VelocityField]) -> None:
         """Refine the warm start by these."""
-        self.u_theta = list(members)
-        self._u_theta = nn.ModuleList(members)  # what a list holds, torch does not see
+        self._u_theta = nn.ModuleList(members)
+
+    @property
+    def u_theta(self) -> list[VelocityField]:
+        """The members of the θ-flow."""
+        return [cast(VelocityField, u) for u in self._u_theta]
 
     @property
     def shape(self) -> torch.Size:
