@@ -14,7 +14,7 @@ from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
-from fmcpe.summary import Members, can_be_tuned, tune
+from fmcpe.summary import can_be_tuned, stack, tune
 
 
 @pytest.fixture(autouse=True)
@@ -129,16 +129,16 @@ def test_a_roughened_base_posterior_knows_how_rough(base_with_embedding):
 
 
 def test_members_are_evaluated_together_as_one_by_one(base_with_embedding):
-    members = Members(base_with_embedding.posterior_estimator, 3)
+    members = stack(base_with_embedding.posterior_estimator, 3)
     with torch.no_grad():
         for value in members.weights.values():
             value.add_(0.01 * torch.randn_like(value))
     theta, levels = PRIOR.sample((3, 7)), torch.rand(3, 7, 1)
     x = simulate(theta.flatten(0, 1)).unflatten(0, (3, 7))
-    together = members.loss(theta, x, levels)
+    together = members(theta, x, levels)
     members._together = False
-    torch.testing.assert_close(together, members.loss(theta, x, levels), atol=1e-5, rtol=1e-5)
-    alone = members.estimator(1, members.weights)
+    torch.testing.assert_close(together, members(theta, x, levels), atol=1e-5, rtol=1e-5)
+    alone = list(members.members(members.snapshot()))[1].estimator
     with roughness_of(alone).at(levels[1]):
         torch.testing.assert_close(alone.loss(theta[1], x[1]), together[1], atol=1e-5, rtol=1e-5)
 
@@ -154,7 +154,9 @@ def test_fine_tuning_learns_from_the_pairs_and_leaves_the_base_posterior_alone(b
     test_y = simulate(test_theta) + shift
 
     def energy(posterior):
-        return metrics.energy_score(torch.stack([posterior.sample(test_y) for _ in range(30)]), test_theta)
+        return metrics.energy_score(
+            torch.stack([posterior.sample(posterior.summarise(test_y)) for _ in range(30)]), test_theta
+        )
 
     assert energy(tuned) < 0.8 * energy(proposal)
     after = base_with_embedding.posterior_estimator.state_dict()

@@ -130,12 +130,16 @@ class EnsembleProposal(Proposal):
         self.weights = weights / weights.sum()
         super().__init__(members[0].prior, members[0].x_shape)
 
+    def _share(self, x: Tensor, index: int) -> Tensor:
+        """What a member is given of x: here all of it."""
+        return x
+
     def _draw(self, x: Tensor) -> Tensor:
         member = torch.multinomial(self.weights, x.shape[0], replacement=True)
         theta: Tensor | None = None
         for index in member.unique().tolist():
             rows = member == index
-            drawn = self.members[index]._draw(x[rows])
+            drawn = self.members[index]._draw(self._share(x[rows], index))
             theta = drawn.new_empty(x.shape[0], drawn.shape[1]) if theta is None else theta
             theta[rows] = drawn
         assert theta is not None
@@ -143,7 +147,8 @@ class EnsembleProposal(Proposal):
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         each = [
-            m._log_density(theta, x) + math.log(w) for m, w in zip(self.members, self.weights.tolist(), strict=True)
+            member._log_density(theta, self._share(x, index)) + math.log(weight)
+            for index, (member, weight) in enumerate(zip(self.members, self.weights.tolist(), strict=True))
         ]
         return torch.stack(each).logsumexp(0)
 

@@ -27,7 +27,7 @@ from fmcpe.source import Move, Step
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal
 from fmcpe.transport import TransportMixture
-from fmcpe.warm import WarmChain, summary_for
+from fmcpe.warm import LastRow, WarmChain, summary_for
 
 # ---------------------------------------------------------------------- the chain
 
@@ -39,7 +39,7 @@ def describe_chain(chain: Chain) -> dict[str, Any]:
         return {"embedding": None, "transport": {"gamma": chain.gamma, "rho": chain.rho, "embedded": embedded}}
     if isinstance(chain, WarmChain):
         parts = {"moves": chain.move is not None, "steps": chain.step is not None, "members": len(chain.u_theta)}
-        return {"embedding": None, "warm": parts | {"embeds": chain.embeds}}
+        return {"embedding": None, "warm": parts}
     assert isinstance(chain, Corrector)
     field = chain.u_theta or chain.u_x
     return {"embedding": None if field is None else describe(field.embedding)}
@@ -73,9 +73,8 @@ def _build_warm(
 ) -> WarmChain:
     shape, features = state["x_scale.mean"].shape, state["y_scale.mean"].shape[0]
     summary = summary_for(shape.numel())
-    if says["embeds"]:
-        assert proposal.embedding is not None
-        summary = nn.Sequential(copy.deepcopy(proposal.embedding), summary)
+    if isinstance(proposal, TunedProposal):
+        summary = nn.Sequential(LastRow(), summary)
 
     def field() -> VelocityField:
         return VelocityField(space.dim, nn.Identity(), features, recipe.width(num_pairs), recipe.blocks)
@@ -169,7 +168,7 @@ def made_by_train_npe(proposal: Proposal) -> bool:
 def _networks(proposal: Proposal) -> list[DensityProposal]:
     """Those whose weights belong to the answer, as they may have been fine-tuned."""
     if isinstance(proposal, TunedProposal):
-        return [member for member in proposal.members if isinstance(member, DensityProposal)]
+        return [each for each in (*proposal.members, proposal.base) if isinstance(each, DensityProposal)]
     return [proposal] if isinstance(proposal, DensityProposal) else []
 
 
@@ -201,8 +200,9 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         )
     if "base.0" not in {".".join(name.split(".")[:2]) for name in tensors} or not isinstance(proposal, DensityProposal):
         return proposal
-    networks = [_with_weights(proposal, under(tensors, f"base.{k}."), path) for k in range(base["members"] or 1)]
-    return networks[0] if base["members"] is None else TunedProposal(networks)
+    # of a fine-tuned posterior the members, and after them what they were before
+    networks = [_with_weights(proposal, under(tensors, f"base.{k}."), path) for k in range((base["members"] or 0) + 1)]
+    return TunedProposal(networks[:-1], networks[-1]) if base["members"] else networks[-1]
 
 
 def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:

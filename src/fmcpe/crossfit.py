@@ -11,7 +11,6 @@ Every pair is answered by something that has not seen it, so all pairs are both 
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,9 +29,9 @@ from fmcpe.refine import refine
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, can_be_tuned, tune
-from fmcpe.warm import FURTHEST, MANY_NUMBERS, WarmChain, summary_for
+from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
-MOST_DRAWS, ALL_DRAWS = 64, 20_000
+MOST_DRAWS, ALL_DRAWS = 64, 8_000
 """Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
 
 _ROWS_AT_ONCE = 2000
@@ -139,8 +138,9 @@ class CrossFit:
             inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
             if name == "tuned":
                 assert self.tuned is not None
-                theta = self.tuned.members[k].sample(self.y[inside].repeat_interleave(self.copies, dim=0))
-                z0 = self.space.to_z_safely(theta)
+                member = self.tuned.members[k]
+                x = member.summarise(self.y[inside]).repeat_interleave(self.copies, dim=0)
+                z0 = self.space.to_z_safely(member.sample(x))
             else:
                 z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
             draws[inside] = z0.unflatten(0, (len(inside), self.copies))
@@ -202,11 +202,9 @@ class CrossFit:
         """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
         if kept != "tuned":
             return self.start(kept, torch.arange(len(self.theta), device=self.theta.device))
-        assert self.tuned is not None and self.raw.embedding is not None
+        assert self.tuned is not None
         chain = self._chain(self.tuned)
-        if self.proposal is not self.raw:
-            # the ensemble takes raw data: the summary that describes y is now the chain's own to compute
-            chain.summary = nn.Sequential(copy.deepcopy(self.raw.embedding), self.summary)
+        chain.summary = nn.Sequential(LastRow(), self.summary)
         return chain
 
     @contextmanager

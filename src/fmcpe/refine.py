@@ -7,7 +7,7 @@ changes nothing, and all members stop where their left-out losses are lowest on 
 
 from __future__ import annotations
 
-import copy
+import math
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from fmcpe.flow import matching_loss
 from fmcpe.networks import VelocityField
 from fmcpe.ode import Solver
 from fmcpe.recipe import Recipe
+from fmcpe.stacked import Stacked
 from fmcpe.warm import draw_through
 
 _LOOKS = 10
@@ -36,14 +37,7 @@ def refine(
     Returns:
         The members, and z0 carried by the member that has not seen the pair, (N, S, p).
     """
-    looks = []
-    for k in range(int(folds.max()) + 1):
-        outside, inside = (folds != k).nonzero()[:, 0], (folds == k).nonzero()[:, 0]
-        looks.append(_train(z0, z1, features, outside, inside, recipe))
-    # losses of a fold, summed over its pairs, by look
-    totals = torch.tensor([[loss for loss, _ in member] for member in looks]).sum(0)
-    best = int(totals.argmin())
-    members = [member[best][1] for member in looks]
+    members = _train(z0, z1, features, folds, recipe)
     carried, solver = torch.empty_like(z0), Solver(recipe.solver, recipe.steps)
     for k, u in enumerate(members):
         inside = (folds == k).nonzero()[:, 0]
@@ -55,26 +49,51 @@ def refine(
     return members, carried
 
 
-def _train(
-    z0: Tensor, z1: Tensor, features: Tensor, outside: Tensor, inside: Tensor, recipe: Recipe
-) -> list[tuple[float, VelocityField]]:
-    """One member: its loss on the pairs inside its fold, and a copy of it, at every look."""
-    u = VelocityField(z1.shape[1], nn.Identity(), features.shape[1], recipe.width(len(z1)), recipe.blocks).to(z1.device)
-    nn.init.zeros_(u.last.weight)
-    nn.init.zeros_(u.last.bias)
-    optimiser = torch.optim.Adam(u.parameters(), lr=recipe.learning_rate, fused=True)
-    seen = []
+def _train(z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor, recipe: Recipe) -> list[VelocityField]:
+    """All members together, as they are where they are best on average over the pairs that each has not seen."""
+    number, size = int(folds.max()) + 1, (recipe.batch_size,)
+    outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
+    stacked = Stacked([_untrained(z1.shape[1], features.shape[1], len(z1), recipe).to(z1.device) for _ in outside])
+    optimiser = torch.optim.Adam(stacked.weights.values(), lr=recipe.learning_rate, fused=True)
+    lowest, best = math.inf, stacked.snapshot()
     for step in range(recipe.epochs + 1):
         if step % max(1, recipe.epochs // _LOOKS) == 0:
-            seen.append((_held_out_loss(u, z0[inside], z1[inside], features[inside]), copy.deepcopy(u)))
-        rows = outside[torch.randint(len(outside), (recipe.batch_size,), device=z1.device)]
-        draw = torch.randint(z0.shape[1], (recipe.batch_size,), device=z1.device)
-        loss = matching_loss(u, z0[rows, draw], z1[rows], u.embed(features[rows])).mean()
+            seen = [_velocity(module) for module in stacked.members(stacked.snapshot())]
+            loss = sum(
+                _held_out_loss(u, *(part[folds == k] for part in (z0, z1, features))) for k, u in enumerate(seen)
+            )
+            if loss < lowest:
+                lowest, best = loss, stacked.snapshot()
+        rows = torch.stack([index[torch.randint(len(index), size, device=z1.device)] for index in outside])
+        draw = torch.randint(z0.shape[1], rows.shape, device=z1.device)
         optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(u.parameters(), recipe.clip)
+        stacked(z0[rows, draw], z1[rows], features[rows]).mean(1).sum().backward()
+        stacked.clip(recipe.clip)
         optimiser.step()
-    return seen
+    return [_velocity(module) for module in stacked.members(best)]
+
+
+class _Matching(nn.Module):
+    """The flow-matching loss of a velocity field as its forward pass: z_0 and z_1 (B, p), features (B, f) -> (B,)."""
+
+    def __init__(self, u: VelocityField) -> None:
+        super().__init__()
+        self.u = u
+
+    def forward(self, z0: Tensor, z1: Tensor, features: Tensor) -> Tensor:
+        return matching_loss(self.u, z0, z1, self.u.embed(features))
+
+
+def _untrained(dim: int, features: int, pairs: int, recipe: Recipe) -> _Matching:
+    u = VelocityField(dim, nn.Identity(), features, recipe.width(pairs), recipe.blocks)
+    nn.init.zeros_(u.last.weight)
+    nn.init.zeros_(u.last.bias)
+    return _Matching(u)
+
+
+def _velocity(module: nn.Module) -> VelocityField:
+    assert isinstance(module, _Matching)
+    return module.u
 
 
 @torch.no_grad()

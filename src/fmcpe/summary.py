@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
 from tqdm.auto import tqdm
 
 from fmcpe.adapters import DensityProposal, EnsembleProposal
 from fmcpe.proposal import Proposal
 from fmcpe.roughen import distort, draw_levels, roughness_of
+from fmcpe.stacked import Stacked, Weights
 
 LEVEL = 0.5
 """How rough real data are taken to be, by a base posterior that knows of roughness."""
@@ -30,71 +31,60 @@ _CLIP = 5.0
 _LOOKS = 20
 
 
-class Members:
-    """Copies of one density estimator with weights of their own, evaluated together.
-
-    Args:
-        estimator: The network that they start from.
-        number: How many.
-    """
-
-    def __init__(self, estimator: nn.Module, number: int) -> None:
-        # statistics of normalisation layers stay as they are, and nothing is dropped at random
-        self.skeleton = _Loss(copy.deepcopy(estimator).eval())
-        self.aware = roughness_of(self.skeleton)
-        if self.aware is not None:
-            self.aware.level.fill_(LEVEL)
-        stacked, self.buffers = stack_module_state([self.skeleton] * number)
-        self.weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
-        self.number, self._together = number, True
-
-    def loss(self, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
-        """Negative log density of each row under its member: θ (K, B, p), x (K, B, ...), levels (K, B, 1) -> (K, B)."""
-        if self._together:
-            try:
-                return vmap(self._one, randomness="different")(self.weights, self.buffers, theta, x, levels)
-            except RuntimeError:  # a layer that cannot be batched over weights
-                self._together = False
-        each = [
-            self._one(_row(self.weights, k), _row(self.buffers, k), theta[k], x[k], levels[k])
-            for k in range(self.number)
-        ]
-        return torch.stack(each)
-
-    def _one(self, weights: Any, buffers: Any, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
-        if self.aware is None:
-            return functional_call(self.skeleton, (weights, buffers), (theta, x))
-        with self.aware.at(levels):
-            return functional_call(self.skeleton, (weights, buffers), (theta, x))
-
-    def estimator(self, index: int, weights: dict[str, Tensor]) -> nn.Module:
-        """One member as a network of its own, with its share of stacked `weights`."""
-        member = copy.deepcopy(self.skeleton)
-        member.load_state_dict({k: v.detach() for k, v in _row(weights, index).items()}, strict=False)
-        return member.estimator
-
-
 class _Loss(nn.Module):
-    """The estimator's loss as its forward pass."""
+    """The estimator's loss as its forward pass: θ (B, p), x (B, ...) and how rough x is (B, 1) -> (B,)."""
 
     def __init__(self, estimator: nn.Module) -> None:
         super().__init__()
         self.estimator = estimator
 
-    def forward(self, theta: Tensor, x: Tensor) -> Tensor:
-        loss: Tensor = cast(Any, self.estimator).loss(theta, x)
+    def forward(self, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
+        aware = roughness_of(self.estimator)
+        with nullcontext() if aware is None else aware.at(levels):
+            loss: Tensor = cast(Any, self.estimator).loss(theta, x)
         return loss
+
+
+def stack(estimator: nn.Module, number: int) -> Stacked:
+    """So many copies of a density estimator, told that their data are `LEVEL` rough wherever nobody says otherwise."""
+    # statistics of normalisation layers stay as they are, and nothing is dropped at random
+    estimator = copy.deepcopy(estimator).eval()
+    aware = roughness_of(estimator)
+    if aware is not None:
+        aware.level.fill_(LEVEL)
+    return Stacked([_Loss(estimator)] * number)
 
 
 class TunedProposal(EnsembleProposal):
     """Fine-tuned copies of one base posterior, a draw from any of them as likely.
 
+    It is a function of what each copy sees of the data, and, last, of what the base posterior saw of them: (K + 1, features).
+    The networks that see are so asked once for each observation, not once for each draw.
+
     Args:
         members: The copies.
+        base: What they are copies of.
     """
 
-    def __init__(self, members: Sequence[DensityProposal]) -> None:
-        super().__init__(members, torch.ones(len(members)))
+    def __init__(self, members: Sequence[DensityProposal], base: DensityProposal) -> None:
+        self.base = base.summarised()
+        super().__init__([member.summarised() for member in members], torch.ones(len(members)))
+        assert self.base.x_shape is not None
+        self.x_shape = torch.Size((len(members) + 1, *self.base.x_shape))
+
+    @property
+    def raw_shape(self) -> torch.Size | None:
+        return self.base.raw_shape
+
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.stack([each.summarise(data) for each in (*self.members, self.base)], dim=1)
+
+    def _share(self, x: Tensor, index: int) -> Tensor:
+        return x[:, index]
+
+    def to(self, device: str | torch.device) -> Proposal:
+        self.base.to(device)
+        return super().to(device)
 
 
 def can_be_tuned(proposal: Proposal) -> bool:
@@ -124,7 +114,7 @@ def tune(
         All members as one posterior; member k has not seen fold k.
     """
     number, rough = int(folds.max()) + 1, roughness_of(proposal.estimator) is not None
-    members = Members(proposal.estimator, number)
+    members = stack(proposal.estimator, number)
     outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
     inside = [(folds == k).nonzero()[:, 0] for k in range(number)]
     held_out = max(map(len, inside))
@@ -158,50 +148,41 @@ def tune(
 
     @torch.no_grad()
     def left_out_loss() -> float:
-        return float(members.loss(theta[rows], y[rows], levels)[counts].mean())
+        return float(members(theta[rows], y[rows], levels)[counts].mean())
 
     best = _descend(members, draw_batch, left_out_loss, steps, show_progress_bars)
     tuned: list[DensityProposal] = []
-    for k in range(number):
+    for member in members.members(best):
         posterior = copy.deepcopy(proposal.posterior)  # of sbi's posteriors, a shallow copy shares the network
-        posterior.posterior_estimator = members.estimator(k, best)
+        posterior.posterior_estimator = cast(_Loss, member).estimator
         tuned.append(DensityProposal(posterior, proposal.prior))
-    return TunedProposal(tuned)
+    return TunedProposal(tuned, proposal)
 
 
 def _descend(
-    members: Members,
+    members: Stacked,
     draw_batch: Callable[[], tuple[Tensor, Tensor, Tensor]],
     left_out_loss: Callable[[], float],
     steps: int,
     show_progress_bars: bool,
-) -> dict[str, Tensor]:
+) -> Weights:
     """One cycle of the learning rate; the weights that are best on left-out pairs come back."""
     weights = list(members.weights.values())
     optimiser = torch.optim.Adam(weights, lr=_LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _LEARNING_RATE, total_steps=steps, pct_start=0.1)
-    lowest, best = left_out_loss(), {k: v.detach().clone() for k, v in members.weights.items()}
+    lowest, best = left_out_loss(), members.snapshot()
     bar = tqdm(range(steps), desc="moving the summary", delay=2, disable=not show_progress_bars, leave=False)
     for step in bar:
         optimiser.zero_grad()
-        members.loss(*draw_batch()).mean(1).sum().backward()
-        _clip_each(weights, members.number)
+        members(*draw_batch()).mean(1).sum().backward()
+        members.clip(_CLIP)
         optimiser.step()
         schedule.step()
         if (step + 1) % max(1, steps // _LOOKS) == 0:
             validated = left_out_loss()
             if validated < lowest:
-                lowest, best = validated, {k: v.detach().clone() for k, v in members.weights.items()}
+                lowest, best = validated, members.snapshot()
     return best
-
-
-def _clip_each(weights: list[Tensor], number: int) -> None:
-    """Bound the gradient norm of each member by itself."""
-    gradients = [w.grad for w in weights if w.grad is not None]
-    norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
-    factor = (_CLIP / norm.clamp_min(1e-12)).clamp_max(1.0)
-    for g in gradients:
-        g.mul_(factor.reshape(number, *([1] * (g.ndim - 1))))
 
 
 def _budget(pairs: int, numbers: int) -> tuple[int, int, int]:
@@ -210,7 +191,3 @@ def _budget(pairs: int, numbers: int) -> tuple[int, int, int]:
     if numbers > 1000:
         return steps // 2, 24, 24
     return (steps, 64, 128) if pairs < 500 else (steps, 128, 64)
-
-
-def _row(stacked: dict[str, Tensor], index: int) -> dict[str, Tensor]:
-    return {name: value[index] for name, value in stacked.items()}

@@ -78,11 +78,6 @@ class WarmChain(Chain):
         """Shape of one x̃."""
         return self.proposal.x_shape or self.x_scale.mean.shape
 
-    @property
-    def embeds(self) -> bool:
-        """Whether the summary begins with an embedding of raw data."""
-        return any(True for _ in self.summary.parameters())
-
     @torch.no_grad()
     def features(self, y: Tensor) -> Tensor:
         """What regressions and flows are told of prepared observations: (B, f).
@@ -140,6 +135,13 @@ class WarmChain(Chain):
     def _log_source(self, theta: Tensor, x: Tensor, log_acceptance: Tensor) -> Tensor:
         log_density = self.proposal.log_prob(theta, x, log_acceptance)
         return log_density.logsumexp(dim=1) - math.log(log_density.shape[1])
+
+
+class LastRow(nn.Module):
+    """Of what fine-tuned members and, last, the base posterior see of y, (B, K + 1, ...), the base posterior's part."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y[:, -1]
 
 
 def summary_for(numbers: int) -> nn.Module:
