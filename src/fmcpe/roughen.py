@@ -71,20 +71,24 @@ def distort(x: Tensor, level: Tensor, scale: float) -> Tensor:
         scale: Standard deviation of the data.
     """
     level = level.reshape(-1, *([1] * (x.ndim - 1)))
-    gain = GAIN * _strength(level) * _smooth(x)
-    offset = OFFSET * scale * _strength(level) * _smooth(x)
-    noise = NOISE * scale * _strength(level) * torch.randn_like(x)
-    return x * gain.clamp(-6, 2).exp() + offset + noise
+    out, strength = x.clone(), GAIN * _strength(level)
+    curves = _smooth(x)
+    for curve in curves:  # one axis at a time, in place: of a large image, most of the time would go into moving memory
+        out *= (strength * curve).clamp(-6 / len(curves), 2 / len(curves)).exp()
+    strength = OFFSET * scale * _strength(level)
+    for curve in _smooth(x):
+        out += strength * curve
+    return out.addcmul_(NOISE * scale * _strength(level), torch.randn_like(x))
 
 
 def _strength(level: Tensor) -> Tensor:
     return level * torch.rand_like(level)
 
 
-def _smooth(x: Tensor) -> Tensor:
-    """A random curve for each row, along its longest axis alone or along both of an image, of about unit size."""
+def _smooth(x: Tensor) -> list[Tensor]:
+    """A random curve for each row, along its longest axis alone or one along each of an image: their sum has about unit size."""
     axes = sorted(range(1, x.ndim), key=lambda i: x.shape[i])[-2:] if x.ndim == 4 else [x.ndim - 1]
-    curve = torch.zeros((), device=x.device)
+    curves = []
     for axis in axes:
         waves = min(_WAVES, x.shape[axis])
         place = (torch.arange(x.shape[axis], device=x.device) + 0.5) / x.shape[axis]
@@ -95,5 +99,5 @@ def _smooth(x: Tensor) -> Tensor:
         others = [size if i == 0 or (x.ndim == 4 and i not in axes) else 1 for i, size in enumerate(x.shape)]
         others.pop(axis)
         drawn = (torch.randn(*others, waves, device=x.device) * decay) @ basis
-        curve = curve + drawn.movedim(-1, axis) / math.sqrt(len(axes))
-    return curve
+        curves.append(drawn.movedim(-1, axis) / math.sqrt(len(axes)))
+    return curves
