@@ -86,7 +86,7 @@ def _strength(level: Tensor) -> Tensor:
 
 
 def _smooth(x: Tensor) -> list[Tensor]:
-    """A random curve for each row, along its longest axis alone or one along each of an image: their sum has about unit size."""
+    """A random curve for each row, along its longest axis or along both of an image: their sum has about unit size."""
     axes = sorted(range(1, x.ndim), key=lambda i: x.shape[i])[-2:] if x.ndim == 4 else [x.ndim - 1]
     curves = []
     for axis in axes:
