@@ -58,7 +58,7 @@ def sets_note(results: Results, experiment: str, sets: str = "calibration sets")
         for method in results.methods(experiment)
     }
     most = max((n for method, n in numbers.items() if method not in WITHOUT_PAIRS), default=1)
-    parts = [f"Mean ± std over {most} {sets}" if most > 1 else f"One of the {sets}, no std"]
+    parts = [f"Mean ± std over {most} {sets}" if most > 1 else f"One {sets[:-1]}, no std"]
     for fewer in sorted({n for n in numbers.values() if n < most}):
         names = [method for method, n in numbers.items() if n == fewer and method not in WITHOUT_PAIRS]
         parts += [f"{', '.join(names)}: {fewer} only"] if names else []
