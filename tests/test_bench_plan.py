@@ -110,6 +110,9 @@ def test_a_unit_gives_the_same_numbers_again_and_leaves_torch_as_it_was(base):
         if "seconds" not in name and name != "summary":
             assert second.metrics[name] == value, name
     assert first.files.keys() == {"draws.npz"} and set(first.versions) >= {"fmcpe", "torch", "python"}
+    assert "cores" in first.metrics["machine"]
+    ranks = first.metrics["sbc"]
+    assert len(ranks["statistics"]) == len(ranks["names"]) and all(0 < value <= 1 for value in ranks["statistics"])
 
 
 @pytest.mark.slow

@@ -33,8 +33,8 @@ def box_plots(
 
     Methods without pairs are horizontal lines, and so is the reference posterior: the floor.
     """
-    tasks, sizes = results.tasks(experiment), results.sizes(experiment)
-    known = [m for m in results.methods(experiment) if methods is None or m in methods]
+    tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment)
+    known = [m for m in results.methods(experiment, done=True) if methods is None or m in methods]
     boxed = [m for m in known if m not in ("npe", "nnpe", "reference")]
     shown = [metric for metric in metrics if any(_any(results, experiment, t, m, metric) for t in tasks for m in known)]
     if not tasks or not sizes or not shown:
@@ -123,13 +123,14 @@ def _sbc_result(counted: np.ndarray, sbc: dict[str, Any]) -> SBCResult:
     return SBCResult(
         torch.from_numpy(counted), sbc["num_samples"], torch.tensor(sbc["counts"]), (low, high),
         torch.tensor(sbc["p_values"]), torch.tensor(sbc["bias"]), torch.tensor(sbc["scale"]), tuple(sbc["verdicts"]),
-        tuple(sbc["names"]),
+        tuple(sbc["names"]), torch.tensor(sbc.get("statistics", [])),
     )  # fmt: skip
 
 
 def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure | None:
     """Mean ± deviation over calibration sets against the number of pairs: metrics as columns, tasks as rows."""
-    tasks, sizes, methods = results.tasks(experiment), results.sizes(experiment), results.methods(experiment)
+    tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment, done=True)
+    methods = results.methods(experiment, done=True)
     if not tasks or not sizes:
         return None
     figure = Figure(figsize=(1 + 3.4 * len(metrics), 0.8 + 2.5 * len(tasks)), layout="constrained")
@@ -139,9 +140,9 @@ def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure |
             axes = grid[row, column]
             for method in methods:
                 values = [results.values(experiment, task, method, size, metric) for size in sizes]
-                if not all(len(v) for v in values):
+                if not any(len(v) for v in values):
                     continue
-                mean = np.array([v.mean() for v in values])
+                mean = np.array([v.mean() if len(v) else np.nan for v in values])
                 std = np.array([v.std(ddof=1) if len(v) > 1 else 0.0 for v in values])
                 style = {"reference": "--", "npe": "-."}.get(method, "-")
                 marker = "" if method in ("reference", "npe") else "o"
@@ -166,7 +167,7 @@ def sensitivity(results: Results, task: str) -> Figure | None:
     if not rows:
         return None
     figure = Figure(figsize=(8.4, 3.3), layout="constrained")
-    for axes, metric in zip(figure.subplots(1, 2), ("joint_w2", "joint_mmd2"), strict=True):
+    for axes, metric in zip(figure.subplots(1, 2), ("joint_w2", "joint_mmd2_paired"), strict=True):
         for k, clip in enumerate(clips):
             values = [
                 results.values("sensitivity", task, "fmcpe-paper", None, metric, learning_rate=rate, clip=clip)
@@ -189,7 +190,7 @@ def sensitivity(results: Results, task: str) -> Figure | None:
 
 def breakdown(results: Results) -> Figure | None:
     """Where the time of a fit goes, a bar for each recipe, task and size."""
-    tasks, sizes = results.tasks("timing"), results.sizes("timing")
+    tasks, sizes = results.tasks("timing", done=True), results.sizes("timing")
     bars = {
         (task, size, method): results.select("timing", task, method, size)
         for task in tasks for size in sizes for method in VARIANTS

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from fmcpe.bench import paper
-from fmcpe.bench.results import Results, number, spread
+from fmcpe.bench.results import Results, missing, number
 from fmcpe.bench.table import Table
+from fmcpe.bench.tables import sets_note, so_far
 
 Range = tuple[float | None, float | None]
 
@@ -25,6 +26,7 @@ EACH_PARAMETER = (("pendulum", "coverage_80"),)
 
 SHARE = (0.9, 0.9, 0.9, 1.0)
 """On the tunnels, by paper.SIZES: energy score at most so much of the best of RIVALS."""
+RECIPES = ("fmcpe", "fmcpe-paper")
 RIVALS = ("dpe", "mf-npe", "rope", "fmcpe-paper")
 
 
@@ -37,6 +39,9 @@ def frontier_table(results: Results) -> Table:
                 mine = results.values("frontier", task, "fmcpe", size, metric)
                 if len(mine):
                     rows.append([task, str(size), metric, *_judged(results, task, size, metric, mine)])
+            state = missing(results.asked("frontier", task, "fmcpe", size))
+            if state and not results.select("frontier", task, "fmcpe", size):
+                rows.append([task, str(size), "all", state, "", "", "", "", "", ""])
     header = [
         "task",
         "pairs",
@@ -49,8 +54,9 @@ def frontier_table(results: Results) -> Table:
         "fmcpe-paper",
         "reference",
     ]
-    note = (
-        "fmcpe: the default recipe. Energy score in unconstrained θ, standardised by the prior; lower is better. "
+    note = so_far(results, "frontier") + (
+        f"fmcpe: the default recipe. {sets_note(results, 'frontier')} "
+        "Energy score in unconstrained θ, standardised by the prior; lower is better. "
         '"As good": within one standard error of the best other method, ablations among them.'
     )
     return Table("frontier", "Accuracy of the default recipe", header, rows, note)
@@ -64,7 +70,11 @@ def _judged(results: Results, task: str, size: int, metric: str, mine: np.ndarra
     }
     known = {method: value for method, value in others.items() if math.isfinite(value)}
     column = paper.SIZES.index(size) if size in paper.SIZES else None
-    shown, values = spread(mine), [float(mine.mean())]
+    shown, values = results.cell("frontier", task, "fmcpe", size, metric), [float(mine.mean())]
+    needed = [
+        row for method in results.methods("frontier", task) for row in results.asked("frontier", task, method, size)
+    ]
+    when = ", so far" if any(row.status != "done" for row in needed) else ""
     if (task, metric) in EACH_PARAMETER:
         values = _each(results, task, size, metric)
         shown = ", ".join(number(value, 2) for value in values)
@@ -73,17 +83,17 @@ def _judged(results: Results, task: str, size: int, metric: str, mine: np.ndarra
     if column is not None and (task, metric) in TARGETS:
         low, high = TARGETS[task, metric][column]
         asked = f"≤ {high}" if low is None else f"≥ {low}" if high is None else f"{low} to {high}"
-        met = _yes(all((low is None or v >= low) and (high is None or v <= high) for v in values))
+        met = _yes(all((low is None or v >= low) and (high is None or v <= high) for v in values)) + when
     elif column is not None and metric == "energy" and task.endswith("tunnel") and rivals:
         rival = min(rivals, key=lambda name: rivals[name])
         asked = f"≤ {SHARE[column]} × {number(rivals[rival])} ({rival})"
-        met = _yes(values[0] <= SHARE[column] * rivals[rival])
+        met = _yes(values[0] <= SHARE[column] * rivals[rival]) + when
     if known and not metric.startswith("coverage"):
         method = min(known, key=lambda name: known[name])
         error = mine.std(ddof=1) / math.sqrt(len(mine)) if len(mine) > 1 else 0.0
-        best, as_good = f"{number(known[method])} ({method})", _yes(values[0] <= known[method] + error)
-    floor = results.mean("frontier", task, "reference", size, metric)
-    return [shown, asked, met, best, as_good, number(others.get("fmcpe-paper", math.nan)), number(floor)]
+        best, as_good = f"{number(known[method])} ({method})", _yes(values[0] <= known[method] + error) + when
+    beside = [results.cell("frontier", task, method, size, metric) for method in ("fmcpe-paper", "reference")]
+    return [shown, asked, met, best, as_good, *beside]
 
 
 def _each(results: Results, task: str, size: int, metric: str) -> list[float]:
@@ -102,15 +112,18 @@ def speed_table(results: Results) -> Table:
     rows = []
     for task in results.tasks("speed"):
         for size in results.sizes("speed"):
-            pair = [results.select("speed", task, method, size) for method in ("fmcpe", "fmcpe-paper")]
+            pair = [results.select("speed", task, method, size) for method in RECIPES]
             if all(pair):
                 mine, theirs = (units[0].metrics for units in pair)
                 rows.append([task, str(size), *_times(mine, theirs)])
+            else:
+                cells = [results.cell("speed", task, method, size, "fit_seconds") for method in RECIPES]
+                rows.append([task, str(size), *cells, "", "", "", "", "", ""])
     header = [
         "task", "pairs", "fit, s", "paper's recipe, s", "ratio", "fit / its gradient steps", "inference, s", "ratio",
         "1000 draws for one y, ms", "where the fit goes",
     ]  # fmt: skip
-    note = (
+    note = so_far(results, "speed") + (
         "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. Inference: one draw for each "
         "of many observations."
     )

@@ -49,6 +49,7 @@ def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple
             "num_samples": ranks.num_samples, "counts": ranks.counts.tolist(), "band": list(ranks.band),
             "p_values": ranks.p_values.tolist(), "bias": ranks.bias.tolist(), "scale": ranks.scale.tolist(),
             "verdicts": list(ranks.verdicts), "names": list(ranks.names), "observations": len(theta),
+            "statistics": ranks.statistics.tolist(),
         },
     }  # fmt: skip
     if len(draws) >= 2 * theta.shape[1] + 4:

@@ -6,8 +6,8 @@ import base64
 import html
 import io
 import json
-import platform
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fmcpe.bench.claims import Verdict
 from fmcpe.bench.plan import EXPERIMENTS, PRESETS
 from fmcpe.bench.results import Results
+from fmcpe.bench.system import machine
 from fmcpe.bench.table import Table
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def repeat(results: Results) -> str:
     parts = [
         '<section id="repeat"><h2>To repeat it</h2>',
         f"<pre>{escape(chr(10).join(['pip install -c constraints.txt fmcpe', *commands]))}</pre>",
-        f"<p>{seconds / 3600:.1f} hours of work, added up over workers. Page written on {escape(platform.platform())}.</p>",
+        f"<p>{seconds / 3600:.1f} hours of work, added up over workers. {escape(_machines(results))}</p>",
         "<p>Seeds: base posteriors are trained with seed 0; calibration set <i>i</i> is the task's stream with seed <i>i</i>, "
         "its smaller sets are prefixes, and the fit on it has seed <i>i</i>; test pairs come from the test stream with seed 0. "
         "Each unit's settings and seeds are in <code>bench.sqlite</code>.</p>",
@@ -154,3 +155,13 @@ def repeat(results: Results) -> str:
         )
         parts.append(f"<h3>Failed units</h3>{rows}")
     return "".join([*parts, "</section>"])
+
+
+def _machines(results: Results) -> str:
+    """What the units were done on; how many on each, if there were several."""
+    found = Counter(row.metrics["machine"] for row in results.rows.values() if "machine" in row.metrics)
+    if not found:
+        return f"The machine was not recorded; page written on: {machine()}."
+    if len(found) == 1:
+        return f"Machine: {next(iter(found))}."
+    return "Machines: " + "; ".join(f"{name} ({count} units)" for name, count in found.most_common()) + "."

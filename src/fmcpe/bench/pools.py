@@ -19,6 +19,9 @@ from fmcpe._cluster import connect
 class Pool(Protocol):
     """Processes that do units."""
 
+    shared_fate: bool
+    """Whether the death of one process ends what all the others have at work."""
+
     def slots(self) -> int:
         """How many units can be at work now."""
         ...
@@ -34,6 +37,8 @@ class Pool(Protocol):
 
 class LocalPool:
     """`jobs` processes of this machine, one thread each; they end when this process does, however it ends."""
+
+    shared_fate = True
 
     def __init__(self, jobs: int) -> None:
         if jobs < 1:
@@ -72,6 +77,8 @@ class LocalPool:
 
 class DaskPool:
     """The workers of a Dask cluster, as many as there are at the moment."""
+
+    shared_fate = False
 
     def __init__(self, address: str) -> None:
         self._client = connect(address)

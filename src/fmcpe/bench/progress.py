@@ -35,6 +35,12 @@ class Progress:
         self.stream.flush()
         self._width = len(text)
 
+    def say(self, text: str) -> None:
+        """A line that stays, also where nobody is looking: something that a log should have."""
+        self.stream.write(("\r" + " " * self._width + "\r" if self.live else "") + text + "\n")
+        self.stream.flush()
+        self._width = 0
+
     def close(self) -> None:
         """Leave the line."""
         if self.live and self._width:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fmcpe.bench import figures, frontier, paper, tables
 from fmcpe.bench.claims import CLAIMS, VARIANTS
+from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.page import badge, download, escape, figure_block, opening, page, repeat, table_block
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import write_whole
@@ -80,7 +81,7 @@ def _posterior_level(results: Results) -> Iterator[tuple[str, Figure | Table | N
 
 
 def _all_metrics(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
-    metrics = ("joint_w2", "joint_c2st", "joint_mmd2", "mse", "energy", "coverage_90")
+    metrics = ("joint_w2", "joint_c2st", "joint_mmd2_paired", "mse", "energy", "coverage_90")
     yield "All methods, all metrics.", figures.box_plots(results, "main", metrics)
     for metric in metrics[2:]:
         yield "", tables.metric_table(results, "main", metric)
@@ -106,7 +107,7 @@ def _independence(results: Results) -> Iterator[tuple[str, Figure | Table | None
 
 
 def _prior(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
-    metrics = ("joint_c2st", "joint_mmd2", "joint_w2")
+    metrics = ("joint_c2st", "joint_mmd2_paired", "joint_w2")
     yield "Mean and deviation over calibration sets.", figures.lines(results, "prior", metrics)
     for metric in metrics:
         yield "", tables.metric_table(results, "prior", metric)
@@ -156,9 +157,9 @@ SECTIONS = (
 )
 
 
-def write_report(directory: str | Path) -> Path:
-    """Write DIR/report.html."""
-    results = Results.read(directory)
+def write_report(directory: str | Path, preset: str | None = None) -> Path:
+    """Write DIR/report.html, of one preset if it is named, otherwise of the most complete one of each experiment."""
+    results = Results.read(directory, preset)
     path = Path(directory) / "report.html"
     write_whole(path, whole_page(results).encode())
     path.chmod(0o644)
@@ -186,8 +187,19 @@ def _summary(results: Results) -> str:
         '<section id="summary"><h2>Do our numbers agree?</h2>'
         f"<table class=claims><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         '<p class="note">Counted from the numbers below: "agrees" if every comparison does, "in part" if half or more do. '
+        '"So far": units of the experiment are missing, and the verdict may change with them. '
         "Numbers are never rounded before they are compared, and no tolerance is given unless the claim has one.</p></section>"
     )
+
+
+def _other_presets(results: Results, experiment: str) -> list[str]:
+    """A line for each preset of an experiment that is in the directory and not shown."""
+    others = [p for name, p in results.plans if name == experiment and p != results.presets.get(experiment)]
+    return [
+        f"Also in this directory: {experiment} with preset {preset}, {results.so_far(experiment, preset) or 'all done'}; "
+        f"fmcpe bench report --preset {preset} shows it."
+        for preset in others
+    ]
 
 
 def _section(results: Results, section: Section) -> str:
@@ -196,6 +208,9 @@ def _section(results: Results, section: Section) -> str:
     done = results.done(section.experiment)
     state = f"{section.experiment}, preset {preset}" if preset else f"{section.experiment}: not run"
     parts.append(f'<p class="where">{escape(section.where)} · {escape(state)}</p>')
+    if done and results.so_far(section.experiment):
+        parts.append(f'<p class="missing">So far: {escape(results.so_far(section.experiment))}.</p>')
+    parts += [f'<p class="note">{escape(text)}</p>' for text in _other_presets(results, section.experiment)]
     for claim in CLAIMS:
         if claim.section == section.key:
             verdicts = "".join(
@@ -210,7 +225,10 @@ def _section(results: Results, section: Section) -> str:
         parts.append(f'<p class="note">{escape(NOTES[section.key])}</p>')
     if not done:
         command = f"fmcpe bench run {section.experiment}"
-        parts.append(f'<p class="missing">Not run. <code>{command} --preset quick --out DIR</code></p></section>')
+        state = f"{results.so_far(section.experiment)}. " if preset else ""
+        parts.append(
+            f'<p class="missing">Not run. {state}<code>{command} --preset quick --out DIR</code></p></section>'
+        )
         return "".join(parts)
     for caption, item in section.content(results):
         if isinstance(item, Table):
@@ -218,5 +236,7 @@ def _section(results: Results, section: Section) -> str:
         elif item is not None:
             parts.append(figure_block(item, caption))
     name = f"{section.experiment}.csv"
-    link = download(name, results.csv(section.experiment), "every unit and every number of this experiment (CSV)")
+    link = download(
+        name, all_numbers(results, section.experiment), "every unit and every number of this experiment (CSV)"
+    )
     return "".join([*parts, f"<p>{link}</p></section>"])

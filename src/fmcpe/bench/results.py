@@ -1,11 +1,12 @@
-"""What a run directory knows, ready to be asked: values of a metric over calibration sets."""
+"""What a run directory knows, ready to be asked: values of a metric over calibration sets, and what is still missing.
+
+An experiment may have been planned with several presets in one directory. One of them is shown: the one that was asked for, or
+the most complete, so that a large run that has only begun does not hide a small one that is finished.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +22,12 @@ from fmcpe.bench.work import DRAWS_FILE
 METRICS = {
     "joint_w2": ("joint W2", "unconstrained θ and y, standardised"),
     "joint_c2st": ("joint C2ST", "unconstrained θ and y, standardised"),
-    "joint_mmd2": ("joint MMD², σ = 10", "unconstrained θ and y, standardised"),
+    "joint_mmd2_paired": ("joint MMD², σ = 10, unbiased", "unconstrained θ and y, standardised"),
     "mse": ("MSE", "physical θ"),
     "energy": ("energy score", "unconstrained θ, standardised by the prior"),
     "c2st": ("C2ST to the reference posterior", "unconstrained θ, standardised by the reference"),
     "w2": ("W2 to the reference posterior", "unconstrained θ, standardised by the reference"),
-    "mmd2": ("MMD² to the reference posterior, σ = 10", "unconstrained θ, standardised by the reference"),
+    "mmd2": ("MMD² to the reference posterior, σ = 10, unbiased", "unconstrained θ, standardised by the reference"),
     "coverage_90": ("coverage of 90 % intervals, mean over parameters", "physical θ"),
 }
 """Name and space of each metric. All but coverage are better the lower they are."""
@@ -34,62 +35,103 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that was done in a directory."""
+    """Everything that was done in a directory.
+
+    Args:
+        directory: Where.
+        rows: What is known of each unit.
+        plans: The units of each (experiment, preset).
+        owners: Every run there was.
+        preset: The preset that is shown; the most complete one of each experiment if None.
+    """
 
     directory: Path
     rows: dict[str, Row]
     plans: dict[tuple[str, str], list[str]]
     owners: list[dict[str, Any]]
+    preset: str | None = None
 
     @classmethod
-    def read(cls, directory: str | Path) -> Results:
+    def read(cls, directory: str | Path, preset: str | None = None) -> Results:
         """What the store of a directory holds now."""
         with Store(directory, read_only=True) as store:
-            return cls(Path(directory), store.rows(), store.plans(), store.owners())
+            return cls(Path(directory), store.rows(), store.plans(), store.owners(), preset)
 
     @cached_property
     def presets(self) -> dict[str, str]:
-        """The preset that each experiment is reported with: the largest one there is."""
+        """The preset that each experiment is shown with: the one asked for, or the most complete, of equals the larger."""
         order = list(PRESETS)
         found: dict[str, str] = {}
         for experiment in EXPERIMENTS:
             presets = [preset for name, preset in self.plans if name == experiment and preset in PRESETS]
+            if self.preset is not None:
+                presets = [preset for preset in presets if preset == self.preset]
             if presets:
-                found[experiment] = min(presets, key=order.index)
+                found[experiment] = min(presets, key=lambda p: (-self.share(experiment, p), order.index(p)))
         return found
 
+    def share(self, experiment: str, preset: str) -> float:
+        """How much of a plan is done, 0 to 1."""
+        states = self.states(experiment, preset)
+        return states.count("done") / max(1, len(states))
+
+    def states(self, experiment: str, preset: str | None = None) -> list[str]:
+        """The status of each unit of a plan, base posteriors among them; of the plan that is shown if no preset is named."""
+        key = (experiment, preset or self.presets.get(experiment, ""))
+        return [self.rows[identifier].status for identifier in self.plans.get(key, [])]
+
+    def so_far(self, experiment: str, preset: str | None = None) -> str:
+        """In words, as in "12 of 64 units done, 1 failed"; nothing where all of them are done."""
+        states = self.states(experiment, preset)
+        done, failed = states.count("done"), states.count("failed")
+        if done == len(states):
+            return ""
+        return f"{done} of {len(states)} units done" + (f", {failed} failed" if failed else "")
+
+    def planned(self, experiment: str) -> list[Row]:
+        """The fits of an experiment, in the plan's order."""
+        return self._fits.get(experiment, [])
+
+    @cached_property
+    def _fits(self) -> dict[str, list[Row]]:
+        shown = {name: [self.rows[unit] for unit in self.plans[name, preset]] for name, preset in self.presets.items()}
+        return {name: [row for row in rows if row.unit.kind == "fit"] for name, rows in shown.items()}
+
     def done(self, experiment: str) -> list[Row]:
-        """The fits of an experiment that are done, in the plan's order."""
-        preset = self.presets.get(experiment)
-        identifiers = self.plans.get((experiment, preset), []) if preset else []
-        rows = [self.rows[identifier] for identifier in identifiers]
-        return [row for row in rows if row.status == "done" and row.unit.kind == "fit"]
+        """Those that are done."""
+        return [row for row in self.planned(experiment) if row.status == "done"]
 
-    def tasks(self, experiment: str) -> list[str]:
-        """Tasks, with their options."""
-        return list(dict.fromkeys(row.unit.task_label for row in self.done(experiment)))
+    def tasks(self, experiment: str, done: bool = False) -> list[str]:
+        """Tasks that are planned, with their options; `done`: those of which something is done."""
+        rows = self.done(experiment) if done else self.planned(experiment)
+        return list(dict.fromkeys(row.unit.task_label for row in rows))
 
-    def sizes(self, experiment: str) -> list[int]:
+    def sizes(self, experiment: str, done: bool = False) -> list[int]:
         """Numbers of pairs."""
-        return sorted({row.unit.pairs for row in self.done(experiment)} - {0})
+        rows = self.done(experiment) if done else self.planned(experiment)
+        return sorted({row.unit.pairs for row in rows} - {0})
 
-    def methods(self, experiment: str, task: str | None = None) -> list[str]:
+    def methods(self, experiment: str, task: str | None = None, done: bool = False) -> list[str]:
         """Methods, in the order of tables."""
-        rows = self.done(experiment)
+        rows = self.done(experiment) if done else self.planned(experiment)
         there = {row.unit.method for row in rows if task in (None, row.unit.task_label)}
         return [method for method in METHODS if method in there]
 
-    def select(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
-        """Units over calibration sets. A method without pairs answers for every size."""
+    def asked(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
+        """Units over calibration sets, done or not. A method without pairs answers for every size."""
         wanted = set(recipe.items())
         return [
             row
-            for row in self.done(experiment)
+            for row in self.planned(experiment)
             if row.unit.task_label == task
             and row.unit.method == method
             and (pairs is None or row.unit.pairs == pairs or method in WITHOUT_PAIRS)
             and wanted <= set(row.unit.recipe)
         ]
+
+    def select(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
+        """Those of `asked` that are done."""
+        return [row for row in self.asked(experiment, task, method, pairs, **recipe) if row.status == "done"]
 
     def values(
         self, experiment: str, task: str, method: str, pairs: int | None, metric: str, **recipe: float
@@ -104,6 +146,13 @@ class Results:
         values = self.values(experiment, task, method, pairs, metric, **recipe)
         return float(values.mean()) if len(values) else float("nan")
 
+    def cell(self, experiment: str, task: str, method: str, pairs: int | None, metric: str, **recipe: float) -> str:
+        """Mean ± deviation for a table; of how many sets, if some are missing; "not run" or "failed" if all are."""
+        rows = self.asked(experiment, task, method, pairs, **recipe)
+        done = [row for row in rows if row.status == "done"]
+        text = spread(v for v in (metric_of(row, metric) for row in done) if v is not None)
+        return text + f" ({len(done)} of {len(rows)})" if text and len(done) < len(rows) else text or missing(rows)
+
     def arrays(self, unit: Unit) -> dict[str, np.ndarray] | None:
         """Ranks and draws that a unit left, if it did."""
         path = self.directory / "files" / f"{unit.id}-{DRAWS_FILE}"
@@ -117,20 +166,12 @@ class Results:
         rows = [row for row in self.rows.values() if row.metrics.get("real_side") == "stand-in"]
         return sorted({row.unit.task for row in rows})
 
-    def csv(self, experiment: str) -> str:
-        """Every unit of an experiment and every number of it, one row each."""
-        rows = self.done(experiment)
-        numbers = [_flat(row.metrics) for row in rows]
-        columns = list(dict.fromkeys(name for found in numbers for name in found))
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["unit", "task", "method", "pairs", "set", "recipe", *columns])
-        for row, found in zip(rows, numbers, strict=True):
-            unit = row.unit
-            settings = json.dumps(dict(unit.recipe)) if unit.recipe else ""
-            head = [unit.id, unit.task_label, unit.method, unit.pairs, unit.set, settings]
-            writer.writerow([*head, *(found.get(name, "") for name in columns)])
-        return out.getvalue()
+
+def missing(rows: Sequence[Row]) -> str:
+    """What stands in a table where there is no number: "failed", "not run", or nothing if there is nothing to run."""
+    if any(row.status == "failed" for row in rows):
+        return "failed"
+    return "not run" if any(row.status != "done" for row in rows) else ""
 
 
 def metric_of(row: Row, metric: str) -> float | None:
@@ -140,19 +181,6 @@ def metric_of(row: Row, metric: str) -> float | None:
         return None if level is None else float(np.mean(level))
     value = row.metrics.get(metric)
     return None if value is None else float(value)
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers, and lists of numbers by position; the bulky rank counts and texts are left out."""
-    found: dict[str, Any] = {}
-    for name, value in metrics.items():
-        if isinstance(value, dict) and name != "sbc":
-            found |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and all(isinstance(v, int | float) for v in value):
-            found |= {f"{prefix}{name}.{i}": v for i, v in enumerate(value)}
-        elif isinstance(value, int | float):
-            found[prefix + name] = value
-    return found
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:

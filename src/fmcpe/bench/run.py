@@ -23,7 +23,7 @@ from fmcpe.bench.work import BASE_FILE, perform
 Perform = Callable[[Unit, bytes | None], Result]
 
 MAX_DEATHS = 3
-"""A unit during which a worker process died so often is given up."""
+"""A unit that a worker process died of so often is given up."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class _Loop:
         self.landed: queue.Queue[str] = queue.Queue()
         # when a worker dies, loky gives up all that was in flight: who did it shows when each of these runs alone
         self.suspects: set[str] = set()
+        self.in_company: set[str] = set()
         self.done_now = 0
 
     def go(self) -> int:
@@ -137,13 +138,28 @@ class _Loop:
             if claimed is None:
                 return
             unit = self.units[claimed]
-            content = self.store.file(unit.base.id, BASE_FILE).read_bytes() if unit.base is not None else None
+            try:
+                content = None if unit.base is None else self.store.file(unit.base.id, BASE_FILE).read_bytes()
+            except FileNotFoundError as error:
+                self._train_again(claimed, error)
+                return
             future = self.pool.submit(_guarded, self.perform, unit, content)
             self.flying[claimed] = future
+            if self.pool.shared_fate and len(self.flying) > 1:
+                self.in_company.update(self.flying)
             future.add_done_callback(lambda _, identifier=claimed: self.landed.put(identifier))
+
+    def _train_again(self, claimed: str, error: FileNotFoundError) -> None:
+        """The file of a base posterior is gone: its unit is to be done again, then this one."""
+        base = self.units[claimed].base
+        self.store.release(claimed)
+        if base is not None and self.store.redo(base.id):
+            self.progress.say(f"fmcpe bench: {error.filename} is gone; {base.label} is trained again.")
 
     def _land(self, identifier: str) -> None:
         future = self.flying.pop(identifier)
+        alone = identifier not in self.in_company
+        self.in_company.discard(identifier)
         try:
             result = future.result()
         except BaseException as problem:  # nothing the unit itself did: its own errors come back as text
@@ -151,10 +167,10 @@ class _Loop:
                 raise
             error = f"a worker process died: {problem!r}"
             self.suspects.add(identifier)
-            if self.store.rows([identifier])[identifier].attempts >= MAX_DEATHS:
+            if alone and self.store.rows([identifier])[identifier].attempts + 1 >= MAX_DEATHS:
                 self.store.fail(identifier, f"{error} ({MAX_DEATHS} times; memory may be short)\n")
             else:
-                self.store.release(identifier)
+                self.store.release(identifier, died=alone)
             return
         if isinstance(result, Result):
             self.done_now += self.store.finish(identifier, result)

@@ -32,7 +32,7 @@ def status(directory: str | Path, failures: bool = False) -> str:
         )
     for owner in alive:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["started"]))
-        lines.append(f"at work: process {owner['pid']} on {owner['host']} since {since}: {owner['command']}")
+        lines.append(f"at work: process {owner['pid']} on {owner['host'].split()[0]} since {since}: {owner['command']}")
     lines += ["nobody is at work on it now"] if not alive else []
     failed = {identifier: row for identifier, row in rows.items() if row.status == "failed"}
     for identifier, row in failed.items():

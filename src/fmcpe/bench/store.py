@@ -5,15 +5,15 @@
 
 Only the process that hands out work writes here; workers return what they found. A run is an *owner* with a heartbeat, and a
 unit in flight belongs to one. Claiming is one transaction, so two runs on a directory never take the same unit; a unit whose
-owner is gone (its process is dead, or on another machine its heartbeat is old) is free again. A result is files first, each
-written whole under a temporary name and renamed, then the row: a kill at any point leaves the unit done or not done.
+owner is gone is free again: its process is dead, or its heartbeat is old where process numbers are not ours to judge (another
+machine, another container). A result is files first, each written whole under a temporary name and renamed, then the row: a
+kill at any point leaves the unit done or not done.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import threading
 import time
@@ -24,27 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fmcpe.bench.system import born, write_whole
+from fmcpe.bench.schema import SCHEMA
+from fmcpe.bench.system import born, namespace, write_whole
 from fmcpe.bench.units import Unit
 
 LEASE = 60.0
-"""Seconds without a heartbeat after which a run on another machine counts as dead."""
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS units (
-    id TEXT PRIMARY KEY, unit TEXT NOT NULL, label TEXT NOT NULL, seed INTEGER NOT NULL,
-    status TEXT NOT NULL DEFAULT 'waiting' CHECK (status IN ('waiting', 'running', 'done', 'failed')),
-    owner TEXT, attempts INTEGER NOT NULL DEFAULT 0, started REAL, finished REAL, seconds REAL,
-    versions TEXT, metrics TEXT, traceback TEXT);
-CREATE TABLE IF NOT EXISTS plans (
-    experiment TEXT NOT NULL, preset TEXT NOT NULL, position INTEGER NOT NULL, unit TEXT NOT NULL REFERENCES units (id),
-    PRIMARY KEY (experiment, preset, position));
-CREATE TABLE IF NOT EXISTS owners (
-    id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, heartbeat REAL NOT NULL,
-    command TEXT NOT NULL, started REAL NOT NULL, ended REAL);
-CREATE TABLE IF NOT EXISTS events (
-    time REAL NOT NULL, owner TEXT NOT NULL, unit TEXT NOT NULL, what TEXT NOT NULL);
-"""
+"""Seconds without a heartbeat after which a run on another machine, or in another container, counts as dead."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +91,12 @@ class Store:
             return
         self._db.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
-            for statement in _SCHEMA.split(";"):
+            for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             now = time.time()
             self._db.execute(
                 "INSERT INTO owners (id, host, pid, born, heartbeat, command, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self.owner, socket.gethostname(), os.getpid(), born(os.getpid()), now, command, now),
+                (self.owner, namespace(), os.getpid(), born(os.getpid()), now, command, now),
             )
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -164,20 +149,31 @@ class Store:
             for identifier in identifiers:
                 if identifier in waiting:
                     self._db.execute(
-                        "UPDATE units SET status = 'running', owner = ?, started = ?, attempts = attempts + 1 WHERE id = ?",
+                        "UPDATE units SET status = 'running', owner = ?, started = ? WHERE id = ?",
                         (self.owner, time.time(), identifier),
                     )
                     self._event(identifier, "claimed")
                     return identifier
         return None
 
-    def release(self, identifier: str) -> None:
-        """Give a unit back unfinished."""
+    def release(self, identifier: str, died: bool = False) -> None:
+        """Give a unit back unfinished; `died` counts a worker's death against it."""
         with self._transaction():
             self._db.execute(
-                "UPDATE units SET status = 'waiting', owner = NULL WHERE id = ? AND owner = ? AND status = 'running'",
-                (identifier, self.owner),
+                "UPDATE units SET status = 'waiting', owner = NULL, attempts = attempts + ? "
+                "WHERE id = ? AND owner = ? AND status = 'running'",
+                (int(died), identifier, self.owner),
             )
+
+    def redo(self, identifier: str) -> bool:
+        """Let a unit that is done be claimed again, because a file of it is lost; False if it is not done (any more)."""
+        with self._transaction():
+            ours = self._db.execute(
+                "UPDATE units SET status = 'waiting', owner = NULL WHERE id = ? AND status = 'done'", (identifier,)
+            ).rowcount
+            if ours:
+                self._event(identifier, "lost")
+            return bool(ours)
 
     def finish(self, identifier: str, result: Result) -> bool:
         """Write a result down: the files, then the row. False if the unit is no longer ours, and nothing is changed."""
@@ -252,7 +248,7 @@ class Store:
         return [dict(row) | {"alive": not self._is_gone(row)} for row in rows]
 
     def events(self) -> list[tuple[str, str]]:
-        """What happened, in order: (unit, "claimed" | "done" | "failed")."""
+        """What happened, in order: (unit, "claimed" | "done" | "failed" | "lost")."""
         return [(row["unit"], row["what"]) for row in self._read("SELECT * FROM events ORDER BY rowid")]
 
     def file(self, identifier: str, name: str) -> Path:
@@ -290,6 +286,6 @@ class Store:
             return False
         if owner["ended"] is not None:
             return True
-        if owner["host"] == socket.gethostname():
+        if owner["host"] == namespace():
             return born(owner["pid"]) != owner["born"]
         return bool(time.time() - owner["heartbeat"] > LEASE)

@@ -1,4 +1,8 @@
-"""Tables: ours, with the paper's numbers beside them where it prints any."""
+"""Tables: ours, with the paper's numbers beside them where it prints any.
+
+A table has the rows and columns of the plan. What is not done stands there as "not run" or "failed", and while units are
+missing the note begins with how many are done.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from scipy import stats
 
 from fmcpe.bench import paper
 from fmcpe.bench.clock import PARTS
-from fmcpe.bench.plan import PRESETS
-from fmcpe.bench.results import METRICS, Results, number, spread
+from fmcpe.bench.plan import PRESETS, WITHOUT_PAIRS
+from fmcpe.bench.results import METRICS, Results, missing, number
 from fmcpe.bench.table import Table
 
 
@@ -21,14 +25,46 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
     columns = [(task, size) for task in results.tasks(experiment) for size in results.sizes(experiment)]
     rows = []
     for method in results.methods(experiment):
-        cells = [spread(results.values(experiment, task, method, size, metric)) for task, size in columns]
+        cells = [results.cell(experiment, task, method, size, metric) for task, size in columns]
         if any(cells):
             rows.append([method, *cells])
     header = ["method", *(f"{task}, {size}" for task, size in columns)]
-    sets = len({row.unit.set for row in results.done(experiment)})
-    return Table(
-        f"{experiment}-{metric}", name, header, rows, f"Mean ± std over {sets} calibration sets. Space: {space}."
-    )
+    note = f"{sets_note(results, experiment)} Space: {space}."
+    if "mmd2" in metric:
+        note += f" {NEGATIVE}" + (f" {PAIRED}" if metric == "joint_mmd2_paired" else "")
+    return Table(f"{experiment}-{metric}", name, header, rows, so_far(results, experiment) + note)
+
+
+NEGATIVE = (
+    "MMD² is estimated without bias and so may come out below zero, which the true one never is: a negative value is zero "
+    "within the noise of the estimate."
+)
+PAIRED = (
+    "The paper's formula also compares each pair with its own copy, which lowers it by up to 2 over the number of test pairs; "
+    "it is joint_mmd2 in the CSV of every number."
+)
+
+
+def so_far(results: Results, experiment: str) -> str:
+    """How a note begins while units are missing."""
+    done = results.so_far(experiment)
+    return f"So far: {done}. " if done else ""
+
+
+def sets_note(results: Results, experiment: str, sets: str = "calibration sets") -> str:
+    """Over how many sets the means are, and which methods have fewer."""
+    numbers = {
+        method: len({row.unit.set for row in results.planned(experiment) if row.unit.method == method})
+        for method in results.methods(experiment)
+    }
+    most = max((n for method, n in numbers.items() if method not in WITHOUT_PAIRS), default=1)
+    parts = [f"Mean ± std over {most} {sets}" if most > 1 else f"One {sets[:-1]}, no std"]
+    for fewer in sorted({n for n in numbers.values() if n < most}):
+        names = [method for method, n in numbers.items() if n == fewer and method not in WITHOUT_PAIRS]
+        parts += [f"{', '.join(names)}: {fewer} only"] if names else []
+    single = [method for method in numbers if method in WITHOUT_PAIRS]
+    parts += [f"{', '.join(single)}: one fit, without pairs"] if single and most > 1 else []
+    return "; ".join(parts) + "."
 
 
 def sbc_table(results: Results) -> Table:
@@ -37,13 +73,21 @@ def sbc_table(results: Results) -> Table:
     for task in results.tasks("sbc"):
         for size in results.sizes("sbc"):
             for method in results.methods("sbc", task):
-                for row in [r for r in results.select("sbc", task, method, size) if "sbc" in r.metrics][:1]:
-                    found = row.metrics["sbc"]
-                    for k, name in enumerate(found["names"]):
-                        cells = [number(found[key][k], 2) for key in ("p_values", "bias", "scale")]
+                for row in results.asked("sbc", task, method, size)[:1]:
+                    found = row.metrics.get("sbc", {})
+                    for k, name in enumerate(found.get("names", [])):
+                        cells = [
+                            number(found[key][k], 2) if key in found else ""
+                            for key in ("statistics", "p_values", "bias", "scale")
+                        ]
                         rows.append([task, str(size), method, name, *cells, found["verdicts"][k]])
-    header = ["task", "pairs", "method", "parameter", "KS p", "bias", "scale", "verdict"]
-    note = "Bias in posterior deviations; scale above 1 is too narrow (∪), below 1 too wide (∩). 1 and 0 are right."
+                    if row.status != "done":
+                        rows.append([task, str(size), method, "", "", "", "", "", missing([row])])
+    header = ["task", "pairs", "method", "parameter", "KS", "KS p", "bias", "scale", "verdict"]
+    note = (
+        so_far(results, "sbc")
+        + "Bias in posterior deviations; scale above 1 is too narrow (∪), below 1 too wide (∩). 1 and 0 are right."
+    )
     return Table("sbc", "Simulation-based calibration", header, rows, note)
 
 
@@ -58,15 +102,15 @@ def independence_table(results: Results) -> Table:
             their_mmd = "" if printed is None else f"{printed[i][2]:.5f} ± {printed[i][3]:.5f}"
             default = method.replace("-paper", "")
             ours, mmd, ours_default = (
-                results.values("independence", task, name, None, metric)
-                for name, metric in ((method, "joint_c2st"), (method, "joint_mmd2"), (default, "joint_c2st"))
+                results.cell("independence", task, name, None, metric)
+                for name, metric in ((method, "joint_c2st"), (method, "joint_mmd2_paired"), (default, "joint_c2st"))
             )
-            differs = "" if printed is None else _differs(printed[i][0], printed[i][1], ours)
-            rows.append(
-                [f"{alpha:g}", variant, theirs, spread(ours), differs, spread(ours_default), their_mmd, spread(mmd)]
-            )
-        floor = [results.mean("independence", task, "reference", None, m) for m in ("joint_c2st", "joint_mmd2")]
-        rows.append([f"{alpha:g}", "reference", "", number(floor[0]), "", number(floor[0]), "", number(floor[1])])
+            differs = "" if printed is None else _differs(printed[i][0], printed[i][1], results, task, method)
+            rows.append([f"{alpha:g}", variant, theirs, ours, differs, ours_default, their_mmd, mmd])
+        c2st, mmd = (
+            results.cell("independence", task, "reference", None, m) for m in ("joint_c2st", "joint_mmd2_paired")
+        )
+        rows.append([f"{alpha:g}", "reference", "", c2st, "", c2st, "", mmd])
     header = [
         "α",
         "maps",
@@ -77,19 +121,23 @@ def independence_table(results: Results) -> Table:
         "jMMD², paper",
         "jMMD², ours",
     ]
-    note = (
-        'Mean ± std over seeds; "differ": by more than two standard deviations of the difference. Ours: unconstrained θ and y, '
+    note = so_far(results, "independence") + (
+        f'{sets_note(results, "independence", "seeds")} "differ": by more than two standard deviations of the difference. '
+        "Ours: unconstrained θ and y, "
         "standardised, both copies of a y in the same fold, so that the reference scores ½. Paper: "
-        f"{paper.SPACE}; plain folds, if it used them, are biased low. Matrices: drawn anew, the paper's are not printed."
+        f"{paper.SPACE}; plain folds, if it used them, are biased low. Matrices: drawn anew, the paper's are not printed. "
+        f"{NEGATIVE} {PAIRED}"
     )
     return Table("independence", "Both maps against the x-map alone", header, rows, note)
 
 
-def _differs(mean: float, std: float, ours: np.ndarray) -> str:
+def _differs(mean: float, std: float, results: Results, task: str, method: str) -> str:
+    ours = results.values("independence", task, method, None, "joint_c2st")
     if not len(ours):
         return ""
     own = float(ours.std(ddof=1)) if len(ours) > 1 else 0.0
-    return "yes" if abs(float(ours.mean()) - mean) > 2 * math.hypot(std, own) else "no"
+    answer = "yes" if abs(float(ours.mean()) - mean) > 2 * math.hypot(std, own) else "no"
+    return answer + (", so far" if len(ours) < len(results.asked("independence", task, method, None)) else "")
 
 
 def timing_table(results: Results, what: str) -> Table:
@@ -104,14 +152,16 @@ def timing_table(results: Results, what: str) -> Table:
             for task in tasks:
                 theirs = printed.get(method, {}).get(task)
                 at = theirs[paper.SIZES.index(size)] if theirs and size in paper.SIZES else None
-                mine = number(results.mean("timing", task, method, size, metric))
-                cells.append(mine + (f" [{at:g}]" if at is not None else ""))
-                if at is not None and mine:
-                    ratios.setdefault(method, []).append(float(mine) / at)
+                mine = results.mean("timing", task, method, size, metric)
+                shown = results.cell("timing", task, method, size, metric)
+                cells.append(shown + (f" [{at:g}]" if at is not None else ""))
+                if at is not None and math.isfinite(mine):
+                    ratios.setdefault(method, []).append(mine / at)
             rows.append([str(size), method, *cells])
     number_of = PRESETS[results.presets["timing"]].timed if "timing" in results.presets else 5000
     extra = "" if what == "fit" else f" {number_of} observations, one draw each (the paper: 5000)."
-    note = f"Seconds, one CPU thread; in brackets the paper's, on a GPU (RTX 3060).{extra} The paper's NPE is our dpe."
+    note = so_far(results, "timing")
+    note += f"Seconds, one CPU thread; in brackets the paper's, on a GPU (RTX 3060).{extra} The paper's NPE is our dpe."
     if ratios:
         note += (
             " Ours over the paper's, median: " + ", ".join(f"{m} {np.median(r):.2g}" for m, r in ratios.items()) + "."
@@ -127,28 +177,35 @@ def breakdown_table(results: Results) -> Table:
             for part in PARTS:
                 cells = []
                 for size in results.sizes("timing"):
-                    units = results.select("timing", task, method, size)
-                    mine = number(units[0].metrics["parts"][part]) if units else ""
+                    units = results.asked("timing", task, method, size)
+                    done = [row for row in units if row.status == "done"]
+                    mine = number(done[0].metrics["parts"][part]) if done else missing(units)
                     printed = paper.BREAKDOWN.get(task, {}).get(part) if method == "fmcpe-paper" else None
                     at = printed[paper.SIZES.index(size)] if printed and size in paper.SIZES else None
                     cells.append(mine + (f" [{at:g}]" if at is not None else ""))
                 rows.append([task, method, part, *cells])
     header = ["task", "method", "part", *(f"{size} pairs" for size in results.sizes("timing"))]
-    note = "Seconds of the fit, one CPU thread; in brackets the paper's, on a GPU, which has three parts."
+    note = (
+        so_far(results, "timing")
+        + "Seconds of the fit, one CPU thread; in brackets the paper's, on a GPU, which has three parts."
+    )
     return Table("timing-breakdown", "Where the time of a fit goes", header, rows, note)
 
 
 def sensitivity_table(results: Results, task: str) -> Table:
     """Learning rate × clipping, the paper's numbers beside ours."""
     grid = sorted(
-        {(dict(r.unit.recipe)["learning_rate"], dict(r.unit.recipe)["clip"]) for r in _grid_rows(results, task)}
+        {
+            (dict(row.unit.recipe)["learning_rate"], dict(row.unit.recipe)["clip"])
+            for row in results.asked("sensitivity", task, "fmcpe-paper", None)
+        }
     )
     printed = paper.SENSITIVITY.get(task)
     rows, both = [], []
     for rate, clip in grid:
         cells = [
-            spread(results.values("sensitivity", task, "fmcpe-paper", None, metric, learning_rate=rate, clip=clip))
-            for metric in ("joint_w2", "joint_mmd2")
+            results.cell("sensitivity", task, "fmcpe-paper", None, metric, learning_rate=rate, clip=clip)
+            for metric in ("joint_w2", "joint_mmd2_paired")
         ]
         label = None if clip > 1e6 else clip
         theirs = ["", ""]
@@ -156,20 +213,22 @@ def sensitivity_table(results: Results, task: str) -> Table:
             w2, w2_std, mmd, mmd_std = printed[paper.RATES.index(rate)][paper.CLIPS.index(label)]
             theirs = [f"({w2} ± {w2_std})e-3", f"({mmd} ± {mmd_std})e-4"]
             mean = results.mean("sensitivity", task, "fmcpe-paper", None, "joint_w2", learning_rate=rate, clip=clip)
-            both.append((w2, mean))
+            both += [(w2, mean)] if math.isfinite(mean) else []
         rows.append([f"{rate:g}", "none" if label is None else f"{label:g}", theirs[0], cells[0], theirs[1], cells[1]])
-    floor = [results.mean("sensitivity", task, "reference", None, metric) for metric in ("joint_w2", "joint_mmd2")]
-    if any(map(math.isfinite, floor)):
-        rows.append(["reference", "", "", number(floor[0]), "", number(floor[1])])
+    floor = [
+        results.cell("sensitivity", task, "reference", None, metric) for metric in ("joint_w2", "joint_mmd2_paired")
+    ]
+    if any(floor):
+        rows.append(["reference", "", "", floor[0], "", floor[1]])
     header = ["learning rate", "clipping", "jW2, paper", "jW2, ours", "jMMD², paper", "jMMD², ours"]
-    note = (
-        f"Mean ± std over seeds. Ours: unconstrained θ and y, standardised. Paper: {paper.SPACE}; see the note above."
+    note = so_far(results, "sensitivity") + (
+        f"{sets_note(results, 'sensitivity', 'seeds')} Ours: unconstrained θ and y, standardised. Paper: {paper.SPACE}; "
+        f"see the note above. {NEGATIVE} {PAIRED}"
     )
     if len(both) > 2:
-        order = stats.spearmanr(*zip(*both, strict=True)).statistic
-        note += f" The order of the settings by jW2 agrees with the paper's to a rank correlation of {order:.2f} (1: the same)."
+        order, when = stats.spearmanr(*zip(*both, strict=True)).statistic, " so far" if len(both) < len(grid) else ""
+        note += (
+            f" The order of the settings by jW2 agrees{when} with the paper's to a rank correlation of {order:.2f} "
+            "(1: the same)."
+        )
     return Table(f"sensitivity-{task}", f"Sensitivity on {task}", header, rows, note)
-
-
-def _grid_rows(results: Results, task: str) -> list:
-    return results.select("sensitivity", task, "fmcpe-paper", None)

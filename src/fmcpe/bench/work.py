@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fmcpe.bench.store import Result
+from fmcpe.bench.system import commit, machine
 from fmcpe.bench.units import Unit
 
 BASE_FILE, DRAWS_FILE = "base.fmcpe", "draws.npz"
+PACKAGE = Path(__file__).parents[1]
 
 
 def perform(unit: Unit, base: bytes | None = None) -> Result:
@@ -40,13 +42,15 @@ def perform(unit: Unit, base: bytes | None = None) -> Result:
     finally:
         torch.set_num_threads(threads)
     metrics["cpu_seconds"] = time.process_time() - cpu  # beside the clock's: a machine may be shared
+    metrics["machine"] = machine()
     return Result(metrics, time.perf_counter() - started, versions(), files)
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were made with."""
+    """What the numbers were made with; the commit too, where the package runs from a checkout."""
     packages = ("fmcpe", "torch", "sbi", "zuko", "numpy", "scikit-learn", "POT")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+    found = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    return found | ({"commit": commit(PACKAGE)} if commit(PACKAGE) else {})
 
 
 def _train_base(unit: Unit) -> tuple[dict[str, Any], dict[str, bytes]]:

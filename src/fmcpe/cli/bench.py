@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+PRESET_NAMES = ("smoke", "quick", "paper")
 HELP = "Run the paper's experiments, and report them."
 
 
@@ -31,15 +32,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         if name == "status":
             action.add_argument("--failures", action="store_true", help="show the tracebacks")
+        else:
+            action.add_argument(
+                "--preset", choices=PRESET_NAMES, help="the preset to show (default: each experiment's most complete)"
+            )
     compare = actions.add_parser("compare", help="what changed between two runs", description="A against B.")
     compare.add_argument("a", type=Path, metavar="A", help="run directory")
     compare.add_argument("b", type=Path, metavar="B", help="run directory")
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--preset", choices=("smoke", "quick", "paper"), default="quick", help="budget (default: quick)"
-    )
+    parser.add_argument("--preset", choices=PRESET_NAMES, default="quick", help="budget (default: quick)")
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
     parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
@@ -83,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
         from fmcpe.bench.results import Results
 
         table = frontier_table if options.action == "frontier" else speed_table
-        say("\n" + table(Results.read(options.out)).as_text())
+        say("\n" + table(Results.read(options.out, options.preset)).as_text())
     return 1 if failed else 0
 
 
@@ -105,7 +108,7 @@ def _status(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from fmcpe.bench.report import write_report
 
-    say(f"Report: {write_report(options.out)}")
+    say(f"Report: {write_report(options.out, options.preset)}")
     return 0
 
 

@@ -51,6 +51,7 @@ class SBCResult:
         scale: Deviation of ζ, per parameter: above 1 too narrow, below 1 too wide.
         verdicts: One sentence per parameter.
         names: Names of the parameters.
+        statistics: Kolmogorov-Smirnov distance of the ranks from uniform, per parameter.
     """
 
     ranks: Tensor
@@ -62,6 +63,7 @@ class SBCResult:
     scale: Tensor
     verdicts: tuple[str, ...]
     names: tuple[str, ...]
+    statistics: Tensor
 
     @property
     def calibrated(self) -> bool:
@@ -168,7 +170,8 @@ def sbc_of_draws(samples: Any, theta: Any, *, names: Sequence[str] | None = None
     counts = torch.stack([torch.histc(u[:, k], bins, 0.0, 1.0) for k in range(p)], 1).long()
     low, high = stats.binom.interval(0.95, n, 1 / bins)
     zeta = torch.distributions.Normal(0.0, 1.0).icdf(u)
-    p_values = torch.tensor([float(stats.kstest(u[:, k].numpy(), "uniform").pvalue) for k in range(p)])
+    tests = [stats.kstest(u[:, k].numpy(), "uniform") for k in range(p)]
+    p_values = torch.tensor([float(test.pvalue) for test in tests])
     return SBCResult(
         ranks=counts_below,
         num_samples=len(samples),
@@ -179,6 +182,7 @@ def sbc_of_draws(samples: Any, theta: Any, *, names: Sequence[str] | None = None
         scale=zeta.std(0),
         verdicts=tuple(_verdict(zeta[:, k], float(p_values[k]), _ALPHA / (3 * p)) for k in range(p)),
         names=labels,
+        statistics=torch.tensor([float(test.statistic) for test in tests]),
     )
 
 
