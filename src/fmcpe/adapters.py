@@ -42,6 +42,23 @@ class DensityProposal(Proposal):
         return self.estimator.log_prob(theta[:, None].expand(-1, x.shape[0], -1), condition=x)
 
     @property
+    def has_latent(self) -> bool:
+        """Whether θ is made of standard normal numbers in a way that can be undone and rescaled."""
+        return isinstance(self.estimator, ZukoFlow) and isinstance(
+            getattr(self.estimator.net.base, "scale", None), Tensor
+        )
+
+    @torch.no_grad()
+    def latent(self, theta: Tensor, x: Tensor) -> Tensor:
+        """What θ is made of, standard normal if the density is right, row by row: (B, p) and (B, ...) -> (B, p)."""
+        return self._flow(x).transform(theta)
+
+    @torch.no_grad()
+    def widen(self, factor: Tensor) -> None:
+        """Multiply the spread of these numbers, in draws and in the density."""
+        self.estimator.net.base.scale.mul_(factor)  # a buffer: files hold it
+
+    @property
     def embedding(self) -> nn.Module | None:
         net = getattr(self.estimator, "embedding_net", None)
         # sbi standardises x in the same place: without weights there is no embedding

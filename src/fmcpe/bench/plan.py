@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fmcpe.bench.units import Evaluation, Options, Unit, options
+from fmcpe.tasks import find
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
 STAGES = ("fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only")
@@ -46,6 +47,8 @@ class Preset:
         sbc_tasks: Tasks of `sbc`.
         sensitivity_tasks: Tasks of `sensitivity`.
         sizes: Numbers of calibration pairs.
+        few_sizes: Those of `ablation` and `prior`.
+        timed_sizes: Those of `timing` and `speed`.
         sets: Nested calibration sets.
         simulations: Simulations of a base posterior.
         epochs: Epochs of its training.
@@ -70,6 +73,8 @@ class Preset:
     sbc_tasks: tuple[str, ...] = ("gaussian", "wind-tunnel")
     sensitivity_tasks: tuple[str, ...] = ("pendulum", "light-tunnel")
     sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    few_sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    timed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
     sets: int = 5
     simulations: int = 50_000
     epochs: int = 20
@@ -100,9 +105,13 @@ PRESETS = {
         stage_tasks=("gaussian", "pendulum"),
         sbc_tasks=("gaussian", "pendulum"),
         sensitivity_tasks=("pendulum",),
+        few_sizes=(50, 200),
+        timed_sizes=(200, 1000),
         sets=3,
         evaluation=_QUICK,
         sbc=_QUICK,
+        alphas=(0.0, 1.0, 5.0),
+        most_pairs=200,
         grid_test=300,
         paper_recipe=options(epochs=200),
         one_set=("j-npe",),
@@ -111,6 +120,8 @@ PRESETS = {
         stage_tasks=("gaussian", "pendulum"),
         sensitivity_tasks=("pendulum",),
         sizes=(10, 20),
+        few_sizes=(10, 20),
+        timed_sizes=(10, 20),
         sets=1,
         simulations=300,
         epochs=2,
@@ -130,14 +141,25 @@ PRESETS = {
 }
 
 
-def plan(experiment: str, preset: str) -> list[Unit]:
-    """The units of an experiment, base posteriors first, none of them twice."""
+def plan(experiment: str, preset: str, tasks: Iterable[str] = ()) -> list[Unit]:
+    """The units of an experiment, base posteriors first, none of them twice.
+
+    Args:
+        experiment: One of `EXPERIMENTS`.
+        preset: One of `PRESETS`.
+        tasks: Tasks to go over in place of the preset's, in experiments that go over tasks.
+    """
     if experiment not in EXPERIMENTS or preset not in PRESETS:
         raise ValueError(
             f"experiment {experiment!r} with preset {preset!r} came; one of {', '.join(EXPERIMENTS)} and one of "
             f"{', '.join(PRESETS)} were expected. Try fmcpe bench run main --preset quick."
         )
-    fits = list(dict.fromkeys(EXPERIMENTS[experiment](PRESETS[preset])))
+    budget, chosen = PRESETS[preset], tuple(tasks)
+    if chosen:
+        for name in chosen:
+            find(name)  # an unknown one is refused before anything is run
+        budget = replace(budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen)
+    fits = list(dict.fromkeys(EXPERIMENTS[experiment](budget)))
     bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
     return [*bases, *fits]
 
@@ -152,6 +174,7 @@ def _sbc(p: Preset) -> Iterable[Unit]:
 
 
 def _ablation(p: Preset) -> Iterable[Unit]:
+    p = replace(p, sizes=p.few_sizes)
     return _grid(p, p.stage_tasks, ("fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference"))
 
 
@@ -164,7 +187,8 @@ def _independence(p: Preset) -> Iterable[Unit]:
 
 def _prior(p: Preset) -> Iterable[Unit]:
     methods = ("npe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
-    return _grid(replace(p, sets=min(3, p.sets)), ("gaussian-prior", "wind-tunnel-prior"), methods)
+    p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets))
+    return _grid(p, ("gaussian-prior", "wind-tunnel-prior"), methods)
 
 
 def _timing(p: Preset) -> Iterable[Unit]:
@@ -177,7 +201,7 @@ def _speed(p: Preset) -> Iterable[Unit]:
 
 def _timed(p: Preset, methods: tuple[str, ...]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
-    return _grid(replace(p, evaluation=clock, sets=1), p.tasks, methods)
+    return _grid(replace(p, evaluation=clock, sizes=p.timed_sizes, sets=1), p.tasks, methods)
 
 
 def _sensitivity(p: Preset) -> Iterable[Unit]:
@@ -197,7 +221,8 @@ def _sensitivity(p: Preset) -> Iterable[Unit]:
 
 
 def _frontier(p: Preset) -> Iterable[Unit]:
-    methods = (*BASELINES, "fmcpe-paper", "fmcpe", *STAGES, "reference")
+    # the default recipe's stages follow one another in any case: "sequential" is the default itself
+    methods = (*BASELINES, "fmcpe-paper", "fmcpe", "fmcpe-x-only", "fmcpe-theta-only", "reference")
     return _grid(replace(p, sets=min(3, p.sets)), p.stage_tasks, methods)
 
 
