@@ -8,6 +8,7 @@ from torch import nn
 
 import fmcpe
 from fmcpe import baselines, npe, tasks, train_npe
+from fmcpe.roughen import roughness_of
 from fmcpe.training import Training
 
 
@@ -80,6 +81,7 @@ def test_an_embedding_without_weights_trains_and_is_saved(tmp_path):
     draws = posterior.sample_batched((100,), x=y, seed=0, show_progress_bars=False)
     assert float((draws.mean(0) - theta).square().mean().sqrt()) < 0.2  # the prior's deviations are 1.15 and 0.29
     assert fmcpe.as_proposal(base).embedding is None
+    assert roughness_of(base.posterior_estimator) is None
     assert torch.equal(
         fmcpe.load(posterior.save(tmp_path / "run.fmcpe")).sample((5,), x=y[0], seed=0),
         posterior.sample((5,), x=y[0], seed=0),
