@@ -50,6 +50,7 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/gaussian.py
 	$(BIN)/python benchmarks/npe_schedule.py
 	$(BIN)/python benchmarks/rope.py
+	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/baselines.py
 
 clean: ## Remove the environment and caches

@@ -249,6 +249,30 @@ def test_wrong_pairs_are_refused(base, cls):
             method.fit(wrong_theta, wrong_y, **QUIET)
 
 
+@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "j-npe"])
+@pytest.mark.parametrize("missing", ["theta", "y"])
+def test_half_of_the_pairs_is_refused(base, pairs, cls, missing):
+    def simulator(theta):
+        raise AssertionError("simulated before the pairs were looked at")
+
+    method = {
+        "dpe": lambda: baselines.DPE(PRIOR),
+        "mf-npe": lambda: baselines.MFNPE(base),
+        "rope": lambda: baselines.RoPE(base, simulator),
+        "j-npe": lambda: baselines.JNPE(simulator, PRIOR),
+    }[cls]()
+    given = {"theta": pairs[0], "y": pairs[1]} | {missing: None}
+    with pytest.raises(ValueError, match=rf"^{missing} did not come.+expected.+fit\(theta, y\)"):
+        method.fit(**given, **QUIET)
+
+
+def test_jnpe_refuses_pairs_without_rows_on_one_side(pairs):
+    method = baselines.JNPE(simulate, PRIOR, 200, training=SHORT)
+    for theta, y in ((torch.zeros(0, 2), pairs[1]), (pairs[0], torch.zeros(0, 3))):
+        with pytest.raises(ValueError, match="one row of y per row of theta"):
+            method.fit(theta, y, **QUIET)
+
+
 def test_every_method_of_the_benchmarks_has_its_name():
     ablations = ["fmcpe", "fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only", "fmcpe-paper"]
     assert list(METHODS) == ["npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ablations]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -79,9 +78,7 @@ def test_c2st_does_not_depend_on_units_and_repeats_with_its_seed() -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 5))])
 def test_joint_c2st_of_the_exact_posterior_is_one_half(pairs: LinearGaussian, seed: int) -> None:
-    start = time.perf_counter()
     assert metrics.joint_c2st(pairs.theta, pairs.draw(20 + seed), pairs.y, seed=seed) == pytest.approx(0.5, abs=0.03)
-    assert time.perf_counter() - start < 20
 
 
 def test_joint_c2st_reaches_the_bayes_accuracy_of_a_shifted_posterior(pairs: LinearGaussian) -> None:
@@ -155,11 +152,19 @@ def test_wasserstein2_of_shifted_points_is_the_shift() -> None:
 def test_wasserstein2_of_gaussians_in_one_dimension() -> None:
     # W2² = (m1 - m2)² + (s1 - s2)²
     a, b = normal(0, 2000, 1), 2.0 + 3.0 * normal(1, 2000, 1)
-    start = time.perf_counter()
     assert metrics.wasserstein2(a, b) == pytest.approx(math.sqrt(4 + 4), rel=0.05)
-    assert time.perf_counter() - start < 20
     assert metrics.wasserstein2(a, b, max_points=500) == metrics.wasserstein2(a, b, max_points=500)
     assert metrics.wasserstein2(a, b, max_points=500) != metrics.wasserstein2(a, b, max_points=500, seed=1)
+
+
+def test_wasserstein2_of_gaussians_with_different_covariances() -> None:
+    # W2² = |m|² + tr(A + B - 2 (A^½ B A^½)^½), here with A = I and B = LLᵀ
+    root = torch.tensor([[2.0, 0.0], [1.5, 0.5]], dtype=torch.float64)
+    shift = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    covariance = root @ root.T
+    exact = math.sqrt(5 + 2 + float(covariance.trace()) - 2 * float(torch.linalg.eigvalsh(covariance).sqrt().sum()))
+    a, b = normal(0, 2000, 2), shift + normal(1, 2000, 2) @ root.T
+    assert metrics.wasserstein2(a, b) == pytest.approx(exact, rel=0.05)
 
 
 def test_wasserstein2_weighs_sets_of_different_size_alike() -> None:
@@ -193,6 +198,12 @@ def test_mmd2_of_many_rows_is_the_closed_form() -> None:
     assert metrics.mmd2(a, b, "median") > 0.02
 
 
+@pytest.mark.parametrize("three", [3, np.float32(3), np.int64(3), np.array(3.0), torch.tensor(3.0)])
+def test_mmd2_takes_every_kind_of_number(three) -> None:
+    a, b = normal(0, 30, 2), normal(1, 30, 2) + 1.0
+    assert metrics.mmd2(a, b, three) == metrics.mmd2(a, b, 3.0)
+
+
 def test_mmd2_of_pairs_that_share_y_needs_paired() -> None:
     """The paper's cross term holds N pairs with the same y, and shifts the exact posterior below zero."""
     plain, paired = [], []
@@ -204,51 +215,6 @@ def test_mmd2_of_pairs_that_share_y_needs_paired() -> None:
     error = float(np.std(paired)) / len(paired) ** 0.5
     assert float(np.mean(paired)) == pytest.approx(0, abs=4 * error)
     assert float(np.mean(plain)) < -4 * error
-
-
-# --- scores -----------------------------------------------------------------------------------------------------
-
-
-def test_energy_score_is_the_crps_of_a_gaussian() -> None:
-    theta = torch.tensor([[0.0], [1.0], [-2.5]])
-    z = theta / 2.0
-    crps = 2.0 * (z * (2 * NORMAL.cdf(z) - 1) + 2 * NORMAL.log_prob(z).exp() - math.pi**-0.5)
-    values = metrics.energy_score(2.0 * normal(0, 4000, 3, 1), theta, reduce=False)
-    assert torch.allclose(values, crps[:, 0].double(), atol=0.06)
-    assert metrics.energy_score(2.0 * normal(0, 4000, 3, 1), theta) == pytest.approx(float(values.mean()))
-
-
-def test_energy_score_does_not_depend_on_the_number_of_draws() -> None:
-    theta = normal(0, 40_000, 1)
-    few, many = (
-        metrics.energy_score(normal(1, 2, 40_000, 1), theta),
-        metrics.energy_score(normal(2, 20, 40_000, 1), theta),
-    )
-    exact = math.pi**-0.5  # E|X - θ| - ½E|X - X'| with everything standard normal: half of 2/√π
-    assert few == pytest.approx(exact, abs=0.015)
-    assert many == pytest.approx(exact, abs=0.015)
-
-
-def test_energy_score_is_best_for_the_truth_and_survives_a_large_offset() -> None:
-    theta = normal(0, 500, 2)
-    scores = [metrics.energy_score(width * normal(1, 200, 500, 2), theta) for width in (0.5, 1.0, 2.0)]
-    assert scores[1] == min(scores)
-    far = metrics.energy_score(1e6 + normal(1, 200, 500, 2), 1e6 + theta)
-    assert far == pytest.approx(scores[1], abs=1e-6)
-
-
-def test_energy_score_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, theta = normal(0, 30, 7, 2), normal(1, 7, 2)
-    whole = metrics.energy_score(samples, theta)
-    monkeypatch.setattr(metrics, "_ENTRIES", 1)
-    assert metrics.energy_score(samples, theta) == pytest.approx(whole, rel=1e-12)
-    assert metrics.mmd2(theta, samples[0]) == pytest.approx(metrics.mmd2(theta.numpy(), samples[0].numpy()))
-
-
-def test_mse_sums_over_parameters_and_averages_the_rest() -> None:
-    samples = torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
-    assert metrics.mse(samples, torch.zeros(1, 2)) == pytest.approx((5 + 9) / 2)
-    assert metrics.mse(samples, torch.zeros(1, 2), reduce=False).shape == (1,)
 
 
 # --- spaces and errors ------------------------------------------------------------------------------------------
@@ -279,6 +245,8 @@ WRONG = {
     "text": lambda: metrics.mmd2("a", "b"),
     "bandwidth": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(5, 2), "median"),
     "bandwidth's name": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(5, 2), "mean"),  # type: ignore[arg-type]
+    "bandwidth's sign": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(5, 2), np.float32(-1)),
+    "bandwidths": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(5, 2), torch.ones(2)),
     "paired": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(4, 2), paired=True),
     "rows": lambda: metrics.c2st(torch.zeros(5, 2), torch.zeros(4, 2)),
     "folds": lambda: metrics.c2st(torch.zeros(5, 2), torch.zeros(5, 2), folds=9),

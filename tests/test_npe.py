@@ -1,11 +1,15 @@
-"""The base posterior when its simulations do not fit into memory."""
+"""The base posterior: simulations that do not fit into memory, settings, and embeddings without weights."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import PRIOR
 from torch import nn
 
-from fmcpe import npe, tasks, train_npe
+import fmcpe
+from fmcpe import baselines, npe, tasks, train_npe
+from fmcpe.roughen import roughness_of
+from fmcpe.training import Training
 
 
 def simulate(theta):
@@ -50,3 +54,53 @@ def test_images_of_the_light_tunnel_are_not_kept():
     assert x.shape == (50_000, 64, 64, 3)
     assert torch.equal(x[torch.tensor([7, 3])], task.simulator(theta[[7, 3]]))
     assert isinstance(task.embedding_net()[1], nn.Conv2d)
+
+
+def test_settings_of_training_may_be_numpys():
+    assert Training(np.int64(3), learning_rate=np.float32(0.5)).learning_rate == 0.5
+    with pytest.raises(ValueError, match="learning_rate"):
+        Training(learning_rate=np.float32("inf"))
+
+
+# ------------------------------------------------------------------ embeddings without weights
+
+
+def image(theta):
+    """Three pixels, and little noise."""
+    return (simulate(theta) + 0.1 * torch.randn(len(theta), 3))[:, None]
+
+
+def test_an_embedding_without_weights_trains_and_is_saved(tmp_path):
+    """It reshapes, and nothing more: the posterior finds θ, and whoever asks for an embedding to tune finds none."""
+    options = {"seed": 0, "show_progress_bars": False}
+    base = train_npe(image, PRIOR, 3000, nn.Flatten(), max_num_epochs=6, **options)
+    torch.manual_seed(0)
+    theta = PRIOR.sample((100,))
+    y = image(theta)
+    posterior = baselines.NPE(base).fit()
+    draws = posterior.sample_batched((100,), x=y, seed=0, show_progress_bars=False)
+    assert float((draws.mean(0) - theta).square().mean().sqrt()) < 0.2  # the prior's deviations are 1.15 and 0.29
+    assert fmcpe.as_proposal(base).embedding is None
+    assert roughness_of(base.posterior_estimator) is None
+    assert torch.equal(
+        fmcpe.load(posterior.save(tmp_path / "run.fmcpe")).sample((5,), x=y[0], seed=0),
+        posterior.sample((5,), x=y[0], seed=0),
+    )
+    rope = baselines.RoPE(base, image, num_simulations=200).fit(theta, y, **options)
+    assert rope.sample((5,), x=y[0]).shape == (5, 2)
+    joint = baselines.JNPE(image, PRIOR, 3000, nn.Flatten(), training=Training(max_num_epochs=6)).fit(**options)
+    assert torch.equal(joint.sample((5,), x=y[0], seed=0), posterior.sample((5,), x=y[0], seed=0))
+
+
+def test_there_is_nothing_to_roughen_without_weights():
+    with pytest.raises(ValueError, match="has weights"):
+        train_npe(image, PRIOR, 200, nn.Flatten(), roughen=True)
+
+
+def test_series_of_one_channel_are_standardised():
+    """One channel has no spread over channels: that of all its numbers is what counts."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 4))
+    base = train_npe(lambda theta: 5 + 100 * image(theta), PRIOR, 500, net, max_num_epochs=1, show_progress_bars=False)
+    seen = base.posterior_estimator.embedding_net[0](5 + 100 * image(PRIOR.sample((1000,))))
+    assert float(seen.mean()) == pytest.approx(0, abs=0.1)
+    assert 0.5 < float(seen.std()) < 2

@@ -34,6 +34,18 @@ def test_help_does_not_wait_for_torch(command):
     assert all(name in out for name in ("demo", "download")) if not command else "usage: fmcpe " + command[0] in out
 
 
+def test_the_package_runs_as_a_module():
+    """Where the script is not on the path."""
+    command = [sys.executable, "-m", "fmcpe"]
+    version, nothing = (
+        subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        for arguments in (["--version"], [])
+    )
+    assert (version.returncode, version.stdout) == (0, f"fmcpe {fmcpe.__version__}\n")
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("usage: fmcpe ")
+
+
 def test_using_a_name_changes_only_what_sbi_changes():
     before_and_after = """
 import logging, random, numpy, torch

@@ -80,16 +80,19 @@ def test_rope_has_both_limits_on_the_gaussian_task():
     def answer(**settings):
         posterior = baselines.RoPE(base, reduced, **settings).fit(theta[:50], y[:50], **QUIET)
         draws = posterior.sample_batched((500,), x=y[50:], seed=0, show_progress_bars=False)
-        return draws.mean(0) - y[50:], draws.std(0).mean(0)
+        return draws.mean(0), draws.std(0).mean(0)
 
     std, prior_std = at_zero.cov.diagonal().sqrt().float(), task.prior.stddev
     few, many = (answer(gamma=1e-5, rho=0.0, num_simulations=k) for k in (625, 5000))
-    errors = [(error / std).square().mean(0) - 1 / 500 for error, _ in (few, many)]  # less that of a mean of 500 draws
+    # less the error of a mean of 500 draws
+    errors = [((mean - y[50:]) / std).square().mean(0) - 1 / 500 for mean, _ in (few, many)]
     # each mean square of 300 observations is known to some 10 %, their ratio's root to 7 %
     assert float((errors[1].sum() / errors[0].sum()).sqrt()) == pytest.approx(0.5, abs=0.12)
     assert torch.allclose(many[1] / std, torch.ones(3), atol=0.03)
-    _, flat = answer(gamma=1e3, rho=1e4)
+    centre, flat = answer(gamma=1e3, rho=1e4)
     assert torch.allclose(flat / prior_std, torch.ones(3), atol=0.04)  # 5000 simulations: 0.01
+    # 900 means of 500 draws through one pool of 5000: five deviations are passed once in 2000 runs
+    assert float(((centre - task.prior.mean) / prior_std).abs().max()) < 5 * math.sqrt(1 / 500 + 1 / 5000)
 
 
 def test_ropes_density_is_that_of_its_draws(well_specified):
@@ -162,6 +165,24 @@ def test_rope_without_a_simulator(well_specified, base_with_embedding, pairs):
     with pytest.raises(ValueError, match="x=simulations_at_theta"):
         method.fit(*pairs, **QUIET)
     assert method.fit(*pairs, x=simulate(pairs[0]), **QUIET).sample((5,), x=Y).shape == (5, 2)
+
+
+class Constant(nn.Linear):
+    """Says the same of everything."""
+
+    def forward(self, x):
+        return 0.0 * super().forward(x) + 1.0
+
+
+def test_rope_says_when_its_features_tell_nothing_apart(pairs):
+    base = fmcpe.train_npe(simulate, PRIOR, 200, Constant(3, 2), max_num_epochs=1, **QUIET)
+    with pytest.raises(
+        ValueError, match=r"embedding of x is the same for all 100 simulations.+expected.+embedding_net"
+    ):
+        baselines.RoPE(base, simulate, num_simulations=100).fit(*pairs, **QUIET)
+    guess = as_proposal(lambda x: PRIOR.sample((len(x),)), PRIOR)
+    with pytest.raises(ValueError, match=r"raw data are the same for all 100 simulations.+simulator depends on theta"):
+        baselines.RoPE(guess, lambda theta: torch.ones(len(theta), 3), num_simulations=100).fit(*pairs, **QUIET)
 
 
 @pytest.mark.parametrize("option", [{"gamma": 0.0}, {"rho": -1.0}, {"num_targets": 0}])

@@ -95,12 +95,23 @@ def as_theta(theta: Any, dim: int) -> Tensor:
     )
 
 
+def refuse_missing(theta: Any, y: Any) -> None:
+    """Refuse calibration pairs of which a half, or both, did not come."""
+    missing = [name for name, value in (("theta", theta), ("y", y)) if value is None]
+    if missing:
+        raise ValueError(
+            f"{' and '.join(missing)} did not come; calibration pairs were expected, parameters and the measurements taken at "
+            "them. Type fit(theta, y)."
+        )
+
+
 def as_pairs(
     theta: Any, y: Any, x: Any, prior: Distribution, shape: torch.Size | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Calibration pairs: θ (N, p) inside the prior's support, y (N, *shape), and x like y where given."""
     from sbi.utils.sbiutils import within_support
 
+    refuse_missing(theta, y)
     theta, y = as_tensor(theta, "theta"), as_tensor(y, "y")
     if y.ndim < 2:
         raise ValueError(

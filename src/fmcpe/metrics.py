@@ -18,6 +18,7 @@ above zero at a finite number of rows: print a reference posterior's value besid
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -26,10 +27,11 @@ from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
 from fmcpe._random import derive, seeded
+from fmcpe.pair_classifier import grouped_accuracy
+from fmcpe.samples import Space, draws_and_truth, joint, standardise, to_space, two_samples
 
 __all__ = ["c2st", "energy_score", "joint", "joint_c2st", "mmd2", "mse", "standardise", "wasserstein2"]
 
-Space = Literal["physical", "standardised", "unconstrained"]
 _ENTRIES = 2**22  # entries of a distance matrix held at a time: 32 MiB in double precision
 
 
@@ -42,7 +44,7 @@ def c2st(a: Any, b: Any, folds: int = 5, seed: int | None = 0) -> float:
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.neural_network import MLPClassifier
 
-    a, b = _two_samples(a, b)
+    a, b = two_samples(a, b)
     if len(a) != len(b):
         n = min(len(a), len(b))
         raise ValueError(f"{len(a)} and {len(b)} rows, expected as many in both: type c2st(a[:{n}], b[:{n}])")
@@ -84,11 +86,8 @@ def joint_c2st(
         transform: The map to unconstrained θ, see `joint`.
         seed: Folds, weights and batches.
     """
-    theta, theta_hat, y = _to_space(theta, theta_hat, y, space, transform)
+    theta, theta_hat, y = to_space(theta, theta_hat, y, space, transform)
     _check_folds(folds, len(theta))
-    # Imported here because fmcpe.diagnostics imports this module.
-    from fmcpe.diagnostics.pair_classifier import grouped_accuracy
-
     with seeded(derive(seed, "joint_c2st")):
         return grouped_accuracy(theta, theta_hat, y, folds, embedding)
 
@@ -100,8 +99,8 @@ def wasserstein2(a: Any, b: Any, max_points: int | None = None, seed: int | None
     """
     import ot
 
-    a, b = _two_samples(a, b)
-    if max_points is not None and (not isinstance(max_points, int) or max_points < 2):
+    a, b = two_samples(a, b)
+    if max_points is not None and (not isinstance(max_points, Integral) or max_points < 2):
         raise ValueError(f"max_points={max_points!r} came; a whole number of at least 2, or None, was expected.")
     a, b = (_subset(part, max_points, derive(seed, "w2", i)) for i, part in enumerate((a, b)))
     # Empty weights are uniform ones.
@@ -128,15 +127,9 @@ def mmd2(
             pairs in the cross term and is off by up to -2/N; `paired=True` leaves them out.
         seed: See `bandwidth`.
     """
-    a, b = _two_samples(a, b)
+    a, b = two_samples(a, b)
     n, m = len(a), len(b)
-    if bandwidth == "median":
-        some = [_subset(part, 1000, derive(seed, "mmd", i)) for i, part in enumerate((a, b))]
-        sigma = torch.pdist(torch.cat(some)).median().item()
-    else:
-        sigma = float(bandwidth) if isinstance(bandwidth, (int, float)) else float("nan")
-    if not sigma > 0:
-        raise ValueError(f"bandwidth={bandwidth!r} is {sigma}, expected a positive number: type bandwidth=10.0")
+    sigma = _bandwidth(bandwidth, a, b, seed)
     if paired and n != m:
         raise ValueError(f"paired=True with {n} and {m} rows, expected as many in both: type paired=False")
 
@@ -188,103 +181,22 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, seed: int | None
     return values.mean().item() if reduce else values
 
 
-def standardise(reference: Any, *others: Any) -> tuple[Tensor, ...]:
-    """Z-score `reference` and `others` with the mean and standard deviation of `reference`.
-
-    A table (N, d) is scaled by coordinate, and others may be (S, N, d). A reference with more axes is scaled
-    by one mean and one deviation, so that an image stays one. What doesn't vary is only centred.
-    """
-    tensors = [finite(value, "standardise's argument") for value in (reference, *others)]
-    axes = 0 if tensors[0].ndim <= 2 else tuple(range(tensors[0].ndim))
-    mean, std = tensors[0].mean(axes), tensors[0].std(axes)
-    std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.ones_like(std))
-    return tuple((tensor - mean) / std for tensor in tensors)
-
-
-def joint(
-    theta: Any, theta_hat: Any, y: Any, space: Space = "standardised", transform: Callable[..., Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The pairs `(θ, y)` and `(θ̂, y)` as two tables (N, p + d), in the space where they are to be compared.
-
-    Args:
-        theta: True parameters, (N, p).
-        theta_hat: One draw per observation, (N, p).
-        y: Observations, (N, ...), flattened.
-        space: "physical": as they come, and the coordinate with the largest unit decides. "standardised": z-scored
-            with the statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
-        transform: The map to unconstrained θ, such as `sbi.utils.mcmc_transform(prior)`.
-    """
-    theta, theta_hat, y = _to_space(theta, theta_hat, y, space, transform)
-    return torch.cat([theta, y.flatten(1)], 1), torch.cat([theta_hat, y.flatten(1)], 1)
-
-
-def finite(value: Any, name: str, shape: str | None = None) -> Tensor:
-    """`value` as a double tensor on the CPU, refused unless finite and with the axes of `shape`."""
-    try:
-        tensor = torch.as_tensor(value).detach().to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} is a {type(value).__name__}, expected numbers: type torch.as_tensor({name})"
-        ) from error
-    if shape is not None and (tensor.ndim != shape.count(",") + 1 or tensor.numel() == 0):
-        hint = f"{name}[:, None] for one column" if tensor.ndim == 1 else f"{name}.shape to see its axes"
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}: type {hint}")
-    bad = int((~tensor.isfinite()).sum())
-    if bad:
-        raise ValueError(
-            f"{name} holds {bad} NaN or infinite values of {tensor.numel()}, expected finite numbers: type "
-            f"torch.isfinite({name}).flatten(1).all(1) for the rows to keep"
-        )
-    return tensor
-
-
-def draws_and_truth(samples: Any, theta: Any, at_least: int = 1) -> tuple[Tensor, Tensor]:
-    """Draws (S, B, p) and truth (B, p) as double tensors, refused where they don't fit each other."""
-    samples, theta = finite(samples, "samples", "(S, B, p)"), finite(theta, "theta", "(B, p)")
-    if samples.shape[1:] != theta.shape or len(samples) < at_least:
-        raise ValueError(
-            f"samples and theta have shapes {tuple(samples.shape)} and {tuple(theta.shape)}, expected "
-            f"(S, B, p) and (B, p), S at least {at_least}: type posterior.sample_batched((500,), x=ys)"
-        )
-    return samples, theta
-
-
-def _two_samples(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    a, b = finite(a, "a", "(N, d)"), finite(b, "b", "(M, d)")
-    if a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
-        came = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"shapes {came}, expected (N, d) and (M, d), N and M > 1: type b.T if b is transposed")
-    return a, b
+def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:
+    """A number of any kind, numpy's and torch's too, or the median distance."""
+    sigma = float("nan")
+    if isinstance(value, str) and value == "median":
+        some = [_subset(part, 1000, derive(seed, "mmd", i)) for i, part in enumerate((a, b))]
+        sigma = torch.pdist(torch.cat(some)).median().item()
+    elif isinstance(value, Real) or (isinstance(value, np.ndarray | Tensor) and value.ndim == 0):
+        sigma = float(value)
+    if not 0 < sigma < float("inf"):
+        raise ValueError(f"bandwidth={value!r} is {sigma}, expected a positive number: type bandwidth=10.0")
+    return sigma
 
 
 def _check_folds(folds: int, rows: int) -> None:
     if not 2 <= folds <= rows // 2:
         raise ValueError(f"folds={folds} with {rows} rows, expected 2 to {max(2, rows // 2)}: type folds=3")
-
-
-def _to_space(
-    theta: Any, theta_hat: Any, y: Any, space: str, transform: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    theta, theta_hat = finite(theta, "theta", "(N, p)"), finite(theta_hat, "theta_hat", "(N, p)")
-    y = finite(y, "y")
-    if theta.shape != theta_hat.shape or y.ndim < 2 or len(y) != len(theta) or len(theta) < 2:
-        came = ", ".join(str(tuple(part.shape)) for part in (theta, theta_hat, y))
-        raise ValueError(
-            f"theta, theta_hat, y have shapes {came}, expected (N, p), (N, p), (N, ...): "
-            "type posterior.sample_batched((1,), x=ys)[0] for theta_hat"
-        )
-    known = space in ("physical", "standardised", "unconstrained")
-    if not known or (space == "unconstrained") != (transform is not None):
-        raise ValueError(
-            f'space={space!r}, transform={transform!r}, expected "physical", "standardised", or a transform: '
-            'type space="unconstrained", transform=sbi.utils.mcmc_transform(prior)'
-        )
-    if transform is not None:
-        theta = finite(transform(theta), "transform(theta)", "(N, p)")
-        theta_hat = finite(transform(theta_hat), "transform(theta_hat)", "(N, p)")
-    if space == "physical":
-        return theta, theta_hat, y
-    return *standardise(theta, theta_hat), *standardise(y)  # type: ignore[return-value]
 
 
 def _subset(a: Tensor, size: int | None, seed: int | None) -> Tensor:

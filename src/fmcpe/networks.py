@@ -127,6 +127,27 @@ class ChannelsFirst(nn.Module):
         return image.movedim(-1, -3)
 
 
+def has_weights(net: nn.Module) -> bool:
+    """Whether there is anything in a network to train."""
+    return next(net.parameters(), None) is not None
+
+
+class WithoutWeights(nn.Identity):
+    """A network that has no weights, such as `nn.Flatten()`, for sbi: it asks every network that is not an `nn.Identity` for
+    the device of its first weight.
+
+    Args:
+        net: The network.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
 def embedding_width(net: nn.Module, shape: tuple[int, ...]) -> int:
     """Number of features an embedding gives for one observation of `shape`; refuses what is not (B, features)."""
     probe = copy.deepcopy(net).eval()  # a look must not touch the statistics of normalisation layers

@@ -17,14 +17,14 @@ from sbi.inference.posteriors import DirectPosterior
 from sbi.neural_nets import posterior_nn
 from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
 from sbi.utils import process_prior
-from sbi.utils.sbiutils import within_support
+from sbi.utils.sbiutils import standardizing_net, within_support
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
-from fmcpe.networks import embedding_width
-from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
+from fmcpe.networks import WithoutWeights, embedding_width, has_weights
+from fmcpe.roughen import distort, draw_levels, made_aware, roughness_of
 from fmcpe.simulations import simulate as run_simulator
 from fmcpe.training import Training, train
 
@@ -100,13 +100,18 @@ def build_estimator(
     theta: Tensor, x: Tensor, prior: Distribution, flow: FlowSize, embedding_net: nn.Module | None
 ) -> ConditionalDensityEstimator:
     """Sbi's neural spline flow over the prior's support, standardised by the statistics of `theta` and `x`."""
+    # sbi tries it on a single row, which layers that normalise a batch refuse while they train
+    net = nn.Identity() if embedding_net is None else copy.deepcopy(embedding_net).eval()
+    # numbers of a vector have units of their own; those of a series or an image share one, if there are several
+    z_score = "independent" if embedding_net is None or x[0].numel() == 1 else "structured"
+    if z_score == "structured" and x.shape[1] == 1:
+        # sbi would take the deviation over the channels, of which there is one
+        net, z_score = nn.Sequential(standardizing_net(x.flatten(1), structured_dims=True), net), "none"
     build = posterior_nn(
         "zuko_nsf",
         z_score_theta="transform_to_unconstrained",
-        # numbers of a vector have units of their own; those of a series or an image share one, if there are several
-        z_score_x="independent" if embedding_net is None or x[0].numel() == 1 else "structured",
-        # sbi tries it on a single row, which layers that normalise a batch refuse while they train
-        embedding_net=nn.Identity() if embedding_net is None else copy.deepcopy(embedding_net).eval(),
+        z_score_x=z_score,
+        embedding_net=net if has_weights(net) else WithoutWeights(net),
         x_dist=prior,
         **asdict(flow),
     )
@@ -151,7 +156,7 @@ def train_npe(
         clip_max_norm: Largest gradient norm.
         roughen: Whether part of the simulations are distorted at random, and the network is told how much
             (`fmcpe.roughen`): its summary then survives misspecification, and it answers as sharply as before where it is
-            told that nothing is distorted, which is the rule. By default where there is an `embedding_net`.
+            told that nothing is distorted, which is the rule. By default where there is an `embedding_net` with weights.
         flow: Size of the flow.
         device: Where to train.
         show_progress_bars: Whether to show progress once training takes more than two seconds.
@@ -165,14 +170,14 @@ def train_npe(
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
         theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
-        if embedding_net is None and roughen:
+        if roughen and (embedding_net is None or not has_weights(embedding_net)):
             raise ValueError(
-                "roughen=True came without an embedding_net; a summary that can learn to survive distortions was expected. "
-                "Pass embedding_net=, a network to (B, features), or leave roughen out."
+                "roughen=True came without an embedding_net that has weights; a summary that can learn to survive distortions "
+                "was expected. Pass embedding_net=, a network to (B, features), or leave roughen out."
             )
         if embedding_net is not None and roughen is not False:
             embedding_width(embedding_net, tuple(x.shape[1:]))
-            embedding_net = RoughnessAware(copy.deepcopy(embedding_net))
+            embedding_net = made_aware(embedding_net)
         return fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
 
 

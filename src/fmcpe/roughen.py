@@ -8,12 +8,15 @@ and a better start for fine-tuning on real pairs.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from fmcpe.networks import has_weights
 
 GAIN, OFFSET, NOISE = 2.0, 0.3, 0.2
 """Strength of the distortions at level 1: of the log gain, and of offset and noise in standard deviations of the data."""
@@ -49,6 +52,13 @@ class RoughnessAware(nn.Module):
             yield
         finally:
             self._levels = None
+
+
+def made_aware(net: nn.Module | None) -> nn.Module | None:
+    """A copy of an embedding that is told how rough its input is; without weights it could learn nothing of it, and stays."""
+    if net is None or not has_weights(net):
+        return net
+    return RoughnessAware(copy.deepcopy(net))
 
 
 def roughness_of(module: nn.Module) -> RoughnessAware | None:

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,10 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("max_num_epochs", "training_batch_size", "stop_after_epochs"):
             value = getattr(self, name)
-            self._require(name, isinstance(value, int) and value >= 1, "a whole number of at least 1")
+            self._require(name, isinstance(value, Integral) and int(value) >= 1, "a whole number of at least 1")
         for name in ("learning_rate", "clip_max_norm", "validation_fraction"):
             value = getattr(self, name)
-            self._require(
-                name, isinstance(value, int | float) and math.isfinite(value) and value > 0, "a positive number"
-            )
+            self._require(name, isinstance(value, Real) and 0 < float(value) < math.inf, "a positive number")
         self._require("validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
 
     def _require(self, name: str, ok: bool, expected: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
-from fmcpe.roughen import RoughnessAware
+from fmcpe.roughen import made_aware
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.training import Training
 
@@ -66,7 +65,7 @@ class SimulationTrained:
             )
         self.simulator, self.prior, self.num_simulations = simulator, prior, num_simulations
         # as `fmcpe.train_npe` does: what differs from the base posterior is then the method alone
-        self.embedding_net = None if embedding_net is None else RoughnessAware(copy.deepcopy(embedding_net))
+        self.embedding_net = made_aware(embedding_net)
         self.simulations = simulations
         self.flow, self.training, self.device = flow or FlowSize(), training or Training(), device
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import as_pairs, as_tensor
+from fmcpe._checks import as_pairs, as_tensor, refuse_missing
 from fmcpe._random import seeded
 from fmcpe.adapters import as_proposal
 from fmcpe.baselines.common import SimulationTrained, asked_at_y
@@ -69,11 +69,11 @@ class JNPE(SimulationTrained):
             seed: Makes the fit reproducible; torch's global generator is left as it was.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
-        started = time.perf_counter()
+        started, paired = time.perf_counter(), _has_rows(theta, y)
         with seeded(seed):
             prior, parameters, x = self._simulate()
             number, weights = 0, None
-            if theta is not None and as_tensor(theta, "theta").shape[0] > 0:
+            if paired:
                 theta, y, _ = as_pairs(theta, y, None, prior, x.shape[1:])
                 number, simulated = theta.shape[0], parameters.shape[0]
                 parameters, x = torch.cat([parameters, theta]), _followed_by(x, y)
@@ -84,6 +84,14 @@ class JNPE(SimulationTrained):
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
         return asked_at_y(as_proposal(posterior), x.shape[1:], "J-NPE", history, number)
+
+
+def _has_rows(theta: Any, y: Any) -> bool:
+    """Whether pairs came; a half of them is refused before anything is simulated."""
+    if theta is None and y is None:
+        return False
+    refuse_missing(theta, y)
+    return any(len(as_tensor(part, name)) > 0 for part, name in ((theta, "theta"), (y, "y")))
 
 
 def _followed_by(x: Rows, y: Tensor) -> Rows:

@@ -120,7 +120,14 @@ class RoPE:
                 )
             theta, y = theta.to(self.device), y.to(self.device)
             h = FlatStandardiser(pool) if self.proposal.embedding is None else copy.deepcopy(self.proposal.embedding)
-            g = copy.deepcopy(h).eval()
+            g, features = copy.deepcopy(h).eval(), _in_parts(h, pool)
+            if not bool((features != features[0]).any()):
+                what = "raw data are" if self.proposal.embedding is None else "embedding of x is"
+                raise ValueError(
+                    f"the {what} the same for all {len(pool)} simulations of the pool; features that tell them apart were "
+                    "expected, since RoPE matches y to the nearest of them. Check that the simulator depends on theta, or "
+                    "train the base posterior again with another embedding_net."
+                )
             history: dict[str, list[float]] = {}
             if self.proposal.embedding is not None:
                 targets = self._targets(h, theta, x)
@@ -132,7 +139,7 @@ class RoPE:
                 parameter_space(working.prior).to(self.device),
                 g.requires_grad_(False),
                 working.summarise(pool),
-                _in_parts(h, pool),
+                features,
                 _in_parts(g, y),
                 torch.Size(y.shape[1:]),
                 self.gamma,
@@ -156,6 +163,8 @@ class RoPE:
     def _match(self, g: nn.Module, y: Tensor, targets: Tensor, show_progress_bars: bool) -> dict[str, list[float]]:
         """Fine-tune g to give `targets` for `y`; the loss is in units of the targets' variance."""
         unit = targets.var(0).sum()
+        # pairs at one θ, simulated without noise, have one target: any unit does
+        unit = torch.where(unit > 0, unit, 1.0)
         g.requires_grad_(True)
 
         def loss(rows: Tensor) -> Tensor:
