@@ -31,7 +31,7 @@ from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, can_be_tuned, tune
 from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
-MOST_DRAWS, ALL_DRAWS = 64, 8_000
+MOST_DRAWS, ALL_DRAWS = 64, 6_000
 """Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
 
 _ROWS_AT_ONCE = 2000
@@ -115,7 +115,8 @@ class CrossFit:
             chain.move, left_out_x = fit_move(features, y, simulations, copies)
             x = self.x_scale.inverse(left_out_x.unflatten(1, chain.shape))
         if name != "x-only":
-            z0 = chain.draw_z0(self.prepared[rows], copies).unflatten(0, (len(rows), copies))
+            few = max(8, copies // 4)  # of these only a linear fit of their mean is wanted
+            z0 = chain.draw_z0(self.prepared[rows], few).unflatten(0, (len(rows), few))
             z0_left_out = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(rows), copies))
             chain.step = fit_step(features, z0, z0_left_out, self.z[rows])
         return chain

@@ -23,9 +23,17 @@ def interpolate(z0: Tensor, z1: Tensor, t: Tensor) -> Tensor:
     return (1 - t) * z0 + t * z1
 
 
-def matching_loss(u: VelocityField, z0: Tensor, z1: Tensor, context: Tensor) -> Tensor:
-    """Squared error of the velocity at one uniform time per row: shape (B,), summed over dimensions."""
-    t = torch.rand(z0.shape[0], 1, device=z0.device)
+def matching_loss(u: VelocityField, z0: Tensor, z1: Tensor, context: Tensor, t: Tensor | None = None) -> Tensor:
+    """Squared error of the velocity, summed over dimensions: shape (B,), or (K, B) for the rows of K stacked fields.
+
+    Args:
+        u: The velocity field.
+        z0: Source points, (B, D).
+        z1: Targets, (B, D).
+        context: What `u` knows of the observations.
+        t: A time for each row, (B, 1); uniform if None.
+    """
+    t = torch.rand(*z0.shape[:-1], 1, device=z0.device) if t is None else t
     velocity = u(t, interpolate(z0, z1, t), context)
     return (velocity - (z1 - z0)).square().sum(-1)
 

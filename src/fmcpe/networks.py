@@ -32,13 +32,22 @@ class TimeFeatures(nn.Module):
         return torch.cat([t, phase.cos(), phase.sin()], dim=-1)
 
 
+class Linear(nn.Linear):
+    """A linear layer whose weights may be those of several networks, (K, out, in), each for its own rows, (K, B, in)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight.ndim == 2:
+            return super().forward(input)
+        return torch.baddbmm(self.bias[:, None], input, self.weight.mT)
+
+
 class GatedBlock(nn.Module):
     """``h + r(h) * sigmoid(gate)``, with `r` a two-layer perceptron."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(width, width)
-        self.second = nn.Linear(width, width)
+        self.first = Linear(width, width)
+        self.second = Linear(width, width)
 
     def forward(self, h: Tensor, gate: Tensor) -> Tensor:
         return h + self.second(silu(self.first(silu(h)))) * gate.sigmoid()
@@ -61,11 +70,11 @@ class VelocityField(nn.Module):
     def __init__(self, dim: int, embedding: nn.Module, embedding_dim: int, hidden: int, blocks: int) -> None:
         super().__init__()
         self.embedding, self.time = embedding, TimeFeatures()
-        self.from_y = nn.Linear(embedding_dim, (1 + blocks) * hidden)
-        self.from_t = nn.Linear(self.time.out_features, (1 + blocks) * hidden)
-        self.first = nn.Linear(dim, hidden)
+        self.from_y = Linear(embedding_dim, (1 + blocks) * hidden)
+        self.from_t = Linear(self.time.out_features, (1 + blocks) * hidden)
+        self.first = Linear(dim, hidden)
         self.blocks = nn.ModuleList(GatedBlock(hidden) for _ in range(blocks))
-        self.last = nn.Linear(hidden, dim)
+        self.last = Linear(hidden, dim)
 
     def embed(self, y: Tensor) -> Tensor:
         """The context of each row of `y`, (B, (1 + blocks) * hidden)."""
@@ -73,7 +82,7 @@ class VelocityField(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
         """The velocity at time `t` (() or (B, 1)) and point `z` (B, dim), for observations embedded in `context`."""
-        context = context + self.from_t(self.time(t.reshape(-1, 1)))
+        context = context + self.from_t(self.time(t.reshape(1) if t.ndim == 0 else t))
         shift, *gates = context.chunk(1 + len(self.blocks), dim=-1)
         h = self.first(z) + shift
         for block, gate in zip(self.blocks, gates, strict=True):

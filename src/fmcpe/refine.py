@@ -53,15 +53,13 @@ def _train(z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor, recipe: Reci
     """All members together, as they are where they are best on average over the pairs that each has not seen."""
     number, size = int(folds.max()) + 1, (recipe.batch_size,)
     outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
-    stacked = Stacked([_untrained(z1.shape[1], features.shape[1], len(z1), recipe).to(z1.device) for _ in outside])
+    untrained = [_untrained(z1.shape[1], features.shape[1], len(z1), recipe).to(z1.device) for _ in outside]
+    stacked = Stacked(untrained, natively=True)
     optimiser = torch.optim.Adam(stacked.weights.values(), lr=recipe.learning_rate, fused=True)
     lowest, best = math.inf, stacked.snapshot()
     for step in range(recipe.epochs + 1):
         if step % max(1, recipe.epochs // _LOOKS) == 0:
-            seen = [_velocity(module) for module in stacked.members(stacked.snapshot())]
-            loss = sum(
-                _held_out_loss(u, *(part[folds == k] for part in (z0, z1, features))) for k, u in enumerate(seen)
-            )
+            loss = _held_out_loss(stacked, z0, z1, features, folds)
             if loss < lowest:
                 lowest, best = loss, stacked.snapshot()
         rows = torch.stack([index[torch.randint(len(index), size, device=z1.device)] for index in outside])
@@ -74,14 +72,14 @@ def _train(z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor, recipe: Reci
 
 
 class _Matching(nn.Module):
-    """The flow-matching loss of a velocity field as its forward pass: z_0 and z_1 (B, p), features (B, f) -> (B,)."""
+    """The flow-matching loss of a velocity field as its forward pass: z_0, z_1 (B, p), features (B, f), t (B, 1) -> (B,)."""
 
     def __init__(self, u: VelocityField) -> None:
         super().__init__()
         self.u = u
 
-    def forward(self, z0: Tensor, z1: Tensor, features: Tensor) -> Tensor:
-        return matching_loss(self.u, z0, z1, self.u.embed(features))
+    def forward(self, z0: Tensor, z1: Tensor, features: Tensor, t: Tensor | None = None) -> Tensor:
+        return matching_loss(self.u, z0, z1, self.u.embed(features), t)
 
 
 def _untrained(dim: int, features: int, pairs: int, recipe: Recipe) -> _Matching:
@@ -97,11 +95,12 @@ def _velocity(module: nn.Module) -> VelocityField:
 
 
 @torch.no_grad()
-def _held_out_loss(u: VelocityField, z0: Tensor, z1: Tensor, features: Tensor) -> float:
-    """The matching loss summed over pairs, with times on a grid: the same for every look."""
-    draws = z0.shape[1]
-    t = ((torch.arange(draws, device=z0.device) + 0.5) / draws).repeat(z0.shape[0])[:, None]
-    start, end = z0.flatten(0, 1), z1.repeat_interleave(draws, dim=0)
-    context = u.embed(features).repeat_interleave(draws, dim=0)
-    velocity = u(t, (1 - t) * start + t * end, context)
-    return float((velocity - (end - start)).square().sum(-1).mean() * z0.shape[0])
+def _held_out_loss(stacked: Stacked, z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor) -> float:
+    """The matching loss on pairs that each member has not seen, with times on a grid: the same at every look."""
+    draws, total = z0.shape[1], 0.0
+    for k in range(stacked.number):
+        rows = (folds == k).nonzero()[:, 0]
+        t = ((torch.arange(draws, device=z0.device) + 0.5) / draws).repeat(len(rows))[:, None]
+        again = rows.repeat_interleave(draws)
+        total += float(stacked.alone(k, z0[rows].flatten(0, 1), z1[again], features[again], t).sum()) / draws
+    return total

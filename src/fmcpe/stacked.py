@@ -18,25 +18,29 @@ class Stacked:
 
     Args:
         modules: The members as they start: one module for each, alike but for their weights.
+        natively: Whether the module itself takes stacked weights and rows (`fmcpe.networks.Linear`), which is fastest.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], natively: bool = False) -> None:
         self.number, self.skeleton = len(modules), copy.deepcopy(modules[0])
         stacked, self.buffers = stack_module_state(list(modules))
         self.weights: Weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
-        self._together = True
+        self._natively, self._together = natively, True
 
     def __call__(self, *rows: Tensor) -> Tensor:
         """Each member at its share of the rows: tensors (K, B, ...) -> (K, ...)."""
+        if self._natively:
+            return self._one(self.weights, {}, *rows)
         if self._together:
             try:
                 return vmap(self._one, randomness="different")(self.weights, self.buffers, *rows)
             except RuntimeError:  # a layer that cannot be batched over weights
                 self._together = False
-        each = [
-            self._one(_row(self.weights, k), _row(self.buffers, k), *(r[k] for r in rows)) for k in range(self.number)
-        ]
-        return torch.stack(each)
+        return torch.stack([self.alone(k, *(r[k] for r in rows)) for k in range(self.number)])
+
+    def alone(self, index: int, *rows: Tensor) -> Tensor:
+        """One member at rows of its own: tensors (B, ...) -> (...)."""
+        return self._one(_row(self.weights, index), _row(self.buffers, index), *rows)
 
     def _one(self, weights: Weights, buffers: Weights, *rows: Tensor) -> Tensor:
         out: Tensor = functional_call(self.skeleton, (weights, buffers), rows)

@@ -32,6 +32,8 @@ _LOOKS = 20
 _CENTRAL = 0.8
 _HALF_BELIEVED = 200
 """Pairs with which half of the miscalibration that is found is taken to be real."""
+_ASKED = 200
+"""Observations that members are compared on."""
 
 
 class _Loss(nn.Module):
@@ -159,23 +161,40 @@ def tune(
         posterior = copy.deepcopy(proposal.posterior)  # of sbi's posteriors, a shallow copy shares the network
         posterior.posterior_estimator = cast(_Loss, member).estimator
         tuned.append(DensityProposal(posterior, proposal.prior))
-    _calibrate(tuned, theta, y, inside)
-    return TunedProposal(tuned, proposal)
+    together = TunedProposal(tuned, proposal)
+    _calibrate([m for m in together.members if isinstance(m, DensityProposal) and m.has_latent], theta, y, inside)
+    return together
 
 
 def _calibrate(members: Sequence[DensityProposal], theta: Tensor, y: Tensor, inside: Sequence[Tensor]) -> None:
-    """Widen or narrow all members so that as many left-out truths as should be are in their central intervals.
+    r"""Widen or narrow all members so that together they are as sure as they should be.
 
-    With few pairs by little: what they say of it is mostly luck, and members that disagree make a wider posterior together.
+    In units of its latent numbers a member's spread is 1, and the left-out truth lies at a spread of e. The mean of all members
+    is closer to the truth by what they disagree, b, while their mixture is wider by it: \( (e^2 - b) / (1 + b) \) is the
+    factor of the variance. It is believed the more, the more pairs there are.
     """
-    if not all(member.has_latent for member in members):
+    if not members:
         return
-    latent = torch.cat([m.latent(theta[rows], y[rows]) for m, rows in zip(members, inside, strict=True)])
+    left_out = [m.latent(theta[rows], m.summarise(y[rows])) for m, rows in zip(members, inside, strict=True)]
     wanted = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + _CENTRAL) / 2))
-    found = latent.abs().nan_to_num(nan=1.0).quantile(_CENTRAL, dim=0) / wanted.to(latent)
-    share = len(theta) / (len(theta) + _HALF_BELIEVED)
+    spread = torch.cat(left_out).abs().nan_to_num(nan=1.0).quantile(_CENTRAL, dim=0) / wanted.to(y)
+    apart = _disagreement(members, y[torch.randperm(len(y), device=y.device)[:_ASKED]])
+    factor = ((spread.square() - apart).clamp_min(0.0) / (1 + apart)).sqrt().clamp(0.5, 2.0)
     for member in members:
-        member.widen(1 + share * (found.clamp(0.5, 2.0) - 1))
+        member.widen(1 + len(theta) / (len(theta) + _HALF_BELIEVED) * (factor - 1))
+
+
+def _disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 32) -> Tensor:
+    """Variance between the means of members over the variance within them, for each latent number: (p,)."""
+    first, means, within = members[0].summarise(y).repeat_interleave(copies, dim=0), [], []
+    for member in members:
+        theta = member.sample(member.summarise(y).repeat_interleave(copies, dim=0))
+        latent = members[0].latent(theta, first).unflatten(0, (len(y), copies))
+        means.append(latent.mean(1))
+        within.append(latent.var(1))
+    variance = torch.stack(within).mean(0)
+    between = torch.stack(means).var(0) - variance / copies
+    return (between / variance).nan_to_num(nan=0.0).median(0).values.clamp_min(0.0)
 
 
 def _descend(
