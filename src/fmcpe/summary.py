@@ -30,7 +30,7 @@ _LEARNING_RATE = 3e-3
 _CLIP = 5.0
 _LOOKS = 20
 _CENTRAL = 0.8
-_HALF_BELIEVED = 200
+_HALF_BELIEVED = 100
 """Pairs with which half of the miscalibration that is found is taken to be real."""
 _ASKED = 200
 """Observations that members are compared on."""

@@ -33,7 +33,8 @@ ONE_AT_A_TIME = ("timing", "speed")
 
 
 _PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
-_QUICK = Evaluation(test=300, draws=60, reference=5, reference_draws=400)
+_QUICK = Evaluation(test=300, draws=60, reference=5, reference_draws=1000)
+_QUICKEST = replace(_QUICK, reference=0)
 _SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
 
 
@@ -53,6 +54,7 @@ class Preset:
         simulations: Simulations of a base posterior.
         epochs: Epochs of its training.
         evaluation: What is measured.
+        extra: The same for what is in no other experiment than `ablation`, `independence`, `prior` or `frontier`.
         sbc: The same for `sbc`.
         timed: Observations answered against the clock.
         alphas: Of `independence`, with `most_pairs` pairs.
@@ -79,6 +81,7 @@ class Preset:
     simulations: int = 50_000
     epochs: int = 20
     evaluation: Evaluation = _PAPER
+    extra: Evaluation = _PAPER
     sbc: Evaluation = _PAPER_SBC
     timed: int = 5000
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0)
@@ -109,9 +112,11 @@ PRESETS = {
         timed_sizes=(200, 1000),
         sets=3,
         evaluation=_QUICK,
+        extra=_QUICKEST,
         sbc=_QUICK,
         alphas=(0.0, 1.0, 5.0),
         most_pairs=200,
+        clips=(1.0, None),
         grid_test=300,
         paper_recipe=options(epochs=200),
         one_set=("j-npe",),
@@ -126,6 +131,7 @@ PRESETS = {
         simulations=300,
         epochs=2,
         evaluation=_SMOKE,
+        extra=_SMOKE,
         sbc=_SMOKE,
         timed=50,
         alphas=(0.0, 5.0),
@@ -175,11 +181,12 @@ def _sbc(p: Preset) -> Iterable[Unit]:
 
 def _ablation(p: Preset) -> Iterable[Unit]:
     p = replace(p, sizes=p.few_sizes)
-    return _grid(p, p.stage_tasks, ("fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference"))
+    yield from _grid(p, p.stage_tasks, ("fmcpe-paper", "fmcpe", "reference"))
+    yield from _grid(replace(p, evaluation=p.extra), p.stage_tasks, PAPER_STAGES)
 
 
 def _independence(p: Preset) -> Iterable[Unit]:
-    p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets))
+    p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets), evaluation=p.extra)
     for alpha in p.alphas:
         methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "fmcpe-x-only", "reference")
         yield from _grid(p, ("gaussian-ci",), methods, options(alpha=alpha))
@@ -187,19 +194,20 @@ def _independence(p: Preset) -> Iterable[Unit]:
 
 def _prior(p: Preset) -> Iterable[Unit]:
     methods = ("npe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
-    p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets))
+    p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets), evaluation=p.extra)
     return _grid(p, ("gaussian-prior", "wind-tunnel-prior"), methods)
 
 
 def _timing(p: Preset) -> Iterable[Unit]:
-    return _timed(p, (*BASELINES, "fmcpe-paper", "fmcpe"))
+    yield from _timed(p, [name for name in (*BASELINES, "fmcpe-paper", "fmcpe") if name not in p.one_set])
+    yield from _timed(replace(p, timed_sizes=p.timed_sizes[-1:]), p.one_set)
 
 
 def _speed(p: Preset) -> Iterable[Unit]:
     return _timed(p, ("fmcpe-paper", "fmcpe"))
 
 
-def _timed(p: Preset, methods: tuple[str, ...]) -> Iterable[Unit]:
+def _timed(p: Preset, methods: Iterable[str]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
     return _grid(replace(p, evaluation=clock, sizes=p.timed_sizes, sets=1), p.tasks, methods)
 
@@ -221,9 +229,10 @@ def _sensitivity(p: Preset) -> Iterable[Unit]:
 
 
 def _frontier(p: Preset) -> Iterable[Unit]:
+    p = replace(p, sets=min(3, p.sets))
+    yield from _grid(p, p.stage_tasks, (*BASELINES, "fmcpe-paper", "fmcpe", "reference"))
     # the default recipe's stages follow one another in any case: "sequential" is the default itself
-    methods = (*BASELINES, "fmcpe-paper", "fmcpe", "fmcpe-x-only", "fmcpe-theta-only", "reference")
-    return _grid(replace(p, sets=min(3, p.sets)), p.stage_tasks, methods)
+    yield from _grid(replace(p, evaluation=p.extra), p.stage_tasks, ("fmcpe-x-only", "fmcpe-theta-only"))
 
 
 def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options: Options = ()) -> Iterable[Unit]:
