@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast smoke lint format types bench clean
+.PHONY: help demo test test-fast smoke results lint format types bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -35,6 +35,10 @@ smoke: $(VENV)/.installed-dev ## Every experiment with tiny budgets, and its rep
 	$(BIN)/fmcpe bench run all --preset smoke --out fmcpe-smoke
 	$(BIN)/fmcpe bench report --out fmcpe-smoke
 
+results: $(VENV)/.installed ## Run every experiment with the quick preset into docs/results (an hour or more; goes on where it was stopped)
+	$(BIN)/fmcpe bench run all --preset quick --out fmcpe-quick
+	$(BIN)/fmcpe bench report --preset quick --out fmcpe-quick --keep docs/results
+
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,7 +55,6 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/npe_schedule.py
 	$(BIN)/python benchmarks/rope.py
 	$(BIN)/python benchmarks/metrics.py
-	$(BIN)/python benchmarks/baselines.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick

@@ -209,3 +209,15 @@ def test_the_report_shows_the_machine_but_not_its_name(tmp_path):
     assert f"Machine: {MACHINE}.</p>" in write_report(fill(tmp_path, ["speed"])).read_text()
     assert re.fullmatch(r".+, \d+ cores, \d+ GiB of memory, .+", system.machine())
     assert socket.gethostname() not in system.machine()
+
+
+def test_what_is_kept_is_every_table_and_every_number(tmp_path, capsys):
+    fill(tmp_path / "run", ["frontier", "speed"])
+    assert main(["bench", "report", "--out", str(tmp_path / "run"), "--keep", str(tmp_path / "kept")]) == 0
+    assert "Kept:" in capsys.readouterr().out
+    kept = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert {"report.html", "tables.txt", "frontier-frontier.csv", "frontier-units.csv", "speed-speed.csv"} <= kept
+    assert not any(name.startswith("main") for name in kept)  # it was not run
+    rows = (tmp_path / "kept" / "frontier-units.csv").read_text().splitlines()
+    assert len(rows) == 1 + sum(unit.kind == "fit" for unit in plan("frontier", "smoke"))
+    assert "[frontier] Accuracy of the default recipe" in (tmp_path / "kept" / "tables.txt").read_text()

@@ -74,6 +74,16 @@ def test_the_paper_preset_has_the_papers_budgets():
     assert {unit.set for unit in plan("main", "quick")} == {0, 1, 2}
 
 
+def test_tasks_can_be_chosen():
+    units = plan("frontier", "quick", ["wind-tunnel"])
+    assert {unit.task for unit in units} == {"wind-tunnel"}
+    assert {unit.id for unit in plan("frontier", "quick", ["gaussian", "pendulum"])} == {
+        unit.id for unit in plan("frontier", "quick")
+    }
+    with pytest.raises(ValueError, match="no task named 'nonsense'"):
+        plan("main", "quick", ["nonsense"])
+
+
 def test_wrong_names_say_what_there_is(capsys):
     with pytest.raises(ValueError, match="ablation"):
         plan("mian", "quick")

@@ -8,13 +8,14 @@ from conftest import PRIOR, simulate
 from torch import nn
 
 import fmcpe
-from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics
+from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
+from fmcpe.diagnostics import central_coverage
 from fmcpe.evidence import Evidence, is_informed, left_out
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
-from fmcpe.summary import can_be_tuned, stack, tune
+from fmcpe.summary import _calibrate, _disagreement, can_be_tuned, stack, tune
 
 
 @pytest.fixture(autouse=True)
@@ -288,3 +289,73 @@ def test_normalisation_layers_in_an_embedding():
     net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 2))
     fmcpe.train_npe(simulate, PRIOR, 500, net, seed=0, max_num_epochs=2, show_progress_bars=False)
     assert int(net[1].num_batches_tracked) == 0
+
+
+# ---------------------------------------------------------------------- members as sure as they should be
+
+
+def members_of(base, number, width):
+    """Copies of a base posterior whose latent numbers are stretched."""
+    members = []
+    for _ in range(number):
+        member = as_proposal(copy.deepcopy(base)).summarised()
+        member.widen(torch.full((2,), width))
+        members.append(member)
+    return members
+
+
+@pytest.mark.parametrize("width", [0.6, 1.6])
+def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embedding, width):
+    """θ is drawn from the base posterior itself, so that it is exactly as sure as it should be, and its copies are not."""
+    x = simulate(PRIOR.sample((2000,)))
+    truth = as_proposal(base_with_embedding).summarised()
+    theta = truth.sample(truth.summarise(x))
+    members = members_of(base_with_embedding, 2, width)
+    _calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)])
+    for member in members:
+        torch.testing.assert_close(member.estimator.net.base.scale, torch.ones(2), atol=0.08, rtol=0)
+    draws = torch.stack([members[0].sample(members[0].summarise(x[:500])) for _ in range(200)])
+    assert float((central_coverage(draws, theta[:500], 0.8) - 0.8).abs().max()) < 0.06
+
+
+def test_few_pairs_are_hardly_believed(base_with_embedding):
+    theta = PRIOR.sample((10,))
+    members = members_of(base_with_embedding, 2, 0.5)
+    _calibrate(members, theta, simulate(theta), [torch.arange(5), torch.arange(5, 10)])
+    assert float((members[0].estimator.net.base.scale / 0.5 - 1).abs().max()) < 0.1
+
+
+def test_members_that_disagree_are_narrowed_for_it(base_with_embedding):
+    """Two members, each off by as much to either side: their mixture is wide though their mean is right."""
+    x = simulate(PRIOR.sample((100,)))
+    agreeing = members_of(base_with_embedding, 2, 1.0)
+    assert float(_disagreement(agreeing, x).max()) < 0.02
+    apart = members_of(base_with_embedding, 2, 1.0)
+    for sign, member in zip((1.0, -1.0), apart, strict=True):
+        member.estimator.net.base.loc.add_(sign)
+    # means at +1 and -1: a variance of 2 between them, in units of the variance within
+    torch.testing.assert_close(_disagreement(apart, x), torch.full((2,), 2.0), atol=0.5, rtol=0)
+
+
+def test_a_stretched_member_has_the_density_of_its_draws(base_with_embedding):
+    (member,) = members_of(base_with_embedding, 1, 1.5)
+    seen = member.summarise(simulate(PRIOR.sample((1,))))
+    draws = member.sample(seen.expand(4000, -1))
+    inside = PRIOR.sample((4000,))
+    density = member.log_prob(inside, seen)[:, 0].exp()
+    volume = float(torch.exp(-PRIOR.log_prob(inside[:1])))
+    assert abs(float(density.mean()) * volume - 1) < 0.1
+    mean = (density[:, None] * inside).mean(0) * volume
+    torch.testing.assert_close(mean, draws.mean(0), atol=0.15, rtol=0)
+
+
+def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, monkeypatch):
+    taken = []
+    descend = summary._descend
+    monkeypatch.setattr(summary, "_descend", lambda *a: taken.append(a[3]) or descend(*a))
+    theta = PRIOR.sample((12,))
+    for epochs in (200, 20):
+        method = FMCPE(base_with_embedding, simulate, recipe=Recipe(epochs=epochs))
+        method.fit(theta, simulate(theta) + 1.0, seed=0, show_progress_bars=False)
+    assert taken[0] > 150
+    assert abs(taken[1] - taken[0] / 10) <= 1

@@ -51,7 +51,8 @@ class DensityProposal(Proposal):
     @torch.no_grad()
     def latent(self, theta: Tensor, x: Tensor) -> Tensor:
         """What θ is made of, standard normal if the density is right, row by row: (B, p) and (B, ...) -> (B, p)."""
-        return self._flow(x).transform(theta)
+        base = self.estimator.net.base
+        return (self._flow(x).transform(theta) - base.loc) / base.scale
 
     @torch.no_grad()
     def widen(self, factor: Tensor) -> None:

@@ -134,7 +134,8 @@ class CrossFit:
             folds = self.folds
             # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
             theta = self.space.to_theta(self.z)
-            self.tuned = tune(self.raw, theta, self.y, folds, self.replay, self.show)
+            effort = self.recipe.epochs / Recipe.default().epochs
+            self.tuned = tune(self.raw, theta, self.y, folds, self.replay, self.show, effort)
         for k in range(int(folds.max()) + 1):
             inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
             if name == "tuned":

@@ -16,7 +16,8 @@ class Recipe:
         warm_start: Whether the θ-flow starts from a closed-form or fine-tuned start that evidence chooses
             (`fmcpe.crossfit`), or both flows are trained jointly as in the paper (`fmcpe.correction`).
         folds: With a warm start: parts of the calibration pairs that are left out in turn.
-        epochs: Passes over the calibration pairs; with a warm start, gradient steps of each member of the flow.
+        epochs: Passes over the calibration pairs; with a warm start, gradient steps of each member of the flow, and in
+            proportion those of fine-tuning.
         batch_size: Pairs per gradient step.
         learning_rate: Of Adam.
         clip: Largest gradient norm.

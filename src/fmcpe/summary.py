@@ -104,6 +104,7 @@ def tune(
     folds: Tensor,
     replay: tuple[Tensor, Tensor] | None,
     show_progress_bars: bool,
+    effort: float = 1.0,
 ) -> TunedProposal:
     """Fine-tune a member for each fold on the pairs outside it.
 
@@ -114,6 +115,7 @@ def tune(
         folds: The fold of each pair, (N,), from 0 to K - 1.
         replay: Simulations (θ, x) to remember.
         show_progress_bars: Whether to show progress once it takes more than two seconds.
+        effort: Factor of the number of gradient steps.
 
     Returns:
         All members as one posterior; member k has not seen fold k.
@@ -124,6 +126,7 @@ def tune(
     inside = [(folds == k).nonzero()[:, 0] for k in range(number)]
     held_out = max(map(len, inside))
     steps, batch, replayed = _budget(len(theta), y[0].numel())
+    steps = max(4, round(effort * steps))  # a cycle of the learning rate has a few
     scale = float(y.std() if replay is None else replay[1].std())
 
     def draw_batch() -> tuple[Tensor, Tensor, Tensor]:

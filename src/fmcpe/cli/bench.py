@@ -36,6 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--preset", choices=PRESET_NAMES, help="the preset to show (default: each experiment's most complete)"
             )
+            action.add_argument(
+                "--keep", type=Path, metavar="FOLDER", help="also write the page and all tables, as CSV and text, there"
+            )
     compare = actions.add_parser("compare", help="what changed between two runs", description="A against B.")
     compare.add_argument("a", type=Path, metavar="A", help="run directory")
     compare.add_argument("b", type=Path, metavar="B", help="run directory")
@@ -114,9 +117,12 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from fmcpe.bench.keep import keep
     from fmcpe.bench.report import write_report
 
     say(f"Report: {write_report(options.out, options.preset)}")
+    if options.keep is not None:
+        say(f"Kept: {len(keep(options.out, options.keep, options.preset))} files in {options.keep}")
     return 0
 
 

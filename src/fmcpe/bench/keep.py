@@ -1,0 +1,40 @@
+"""What is kept of a run for others to read: the page, every table as CSV and as text, every number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fmcpe.bench.numbers import all_numbers
+from fmcpe.bench.report import SECTIONS, whole_page
+from fmcpe.bench.results import Results
+from fmcpe.bench.system import write_whole
+from fmcpe.bench.table import Table
+
+
+def keep(directory: str | Path, target: str | Path, preset: str | None = None) -> list[Path]:
+    """Write the results of a run directory to a folder.
+
+    Args:
+        directory: The run directory.
+        target: The folder; made where it is missing. Files of the same names are replaced.
+        preset: The preset that is wanted; the most complete one of each experiment if None.
+
+    Returns:
+        The files: the page, a CSV file for each table and each experiment, and all tables as text.
+    """
+    results, folder = Results.read(directory, preset), Path(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    content, texts = {"report.html": whole_page(results)}, []
+    for section in SECTIONS:
+        if not results.done(section.experiment):
+            continue
+        content[f"{section.experiment}-units.csv"] = all_numbers(results, section.experiment)
+        for _, item in section.content(results):
+            if isinstance(item, Table) and item.rows:
+                content[f"{section.key}-{item.name}.csv"] = item.as_csv()
+                texts.append(f"[{section.key}] {item.as_text()}")
+    content["tables.txt"] = "\n\n\n".join(texts) + "\n"
+    for name, text in content.items():
+        write_whole(folder / name, text.encode())
+        (folder / name).chmod(0o644)
+    return [folder / name for name in content]
