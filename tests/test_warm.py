@@ -313,7 +313,7 @@ def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embed
     members = members_of(base_with_embedding, 2, width)
     _calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)])
     for member in members:
-        torch.testing.assert_close(member.estimator.net.base.scale, torch.ones(2), atol=0.08, rtol=0)
+        torch.testing.assert_close(member.estimator.net.base.scale, torch.ones(2), atol=0.1, rtol=0)
     draws = torch.stack([members[0].sample(members[0].summarise(x[:500])) for _ in range(200)])
     assert float((central_coverage(draws, theta[:500], 0.8) - 0.8).abs().max()) < 0.06
 
