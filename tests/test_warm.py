@@ -359,3 +359,17 @@ def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, monkey
         method.fit(theta, simulate(theta) + 1.0, seed=0, show_progress_bars=False)
     assert taken[0] > 150
     assert abs(taken[1] - taken[0] / 10) <= 1
+
+
+def test_means_over_few_draws_do_not_widen_the_answer():
+    """Errors of a mean over S draws are larger by a share 1 / S of their variance, which is no one's uncertainty."""
+    number, draws = 4000, 4
+    centre = torch.randn(number, 2)
+    z1 = centre + torch.randn(number, 2)
+    z0 = centre[:, None] + torch.randn(number, draws, 2)  # draws of the true posterior: nothing is to be stretched
+    step = fit_step(torch.zeros(number, 1), z0, z0, z1)
+    torch.testing.assert_close(step.stretch, torch.eye(2), atol=0.04, rtol=0)  # 1.15 on the diagonal if they did
+
+    x = centre[:, None] + 3 * torch.randn(number, draws, 2)
+    move, _ = fit_move(centre, centre, x, 1)
+    assert float(move.root.abs().max()) < 1.2  # the mean is known; the errors of its estimate are 3 / 2

@@ -147,10 +147,13 @@ def fit_move(features: Tensor, y: Tensor, x: Tensor, copies: int) -> MoveFit:
     move.ridge = fit.ridge
     move.along.fill_(along)
     residual = fit.residual / (1 + fit.leverage).sqrt()[:, None]
-    move.root.copy_(_root(residual.T @ residual / number))
+    spread = residual.T @ residual / number
     if x.shape[1] > 1:
         noise = (x - mean[:, None]).flatten(0, 1)
-        move.noise_root.copy_(_root(noise.T @ noise / (number * (x.shape[1] - 1))))
+        noise = noise.T @ noise / (number * (x.shape[1] - 1))
+        move.noise_root.copy_(_root(noise))
+        spread = _without(spread, noise, x.shape[1])
+    move.root.copy_(_root(spread))
     return MoveFit(move, move._around(mean - fit.residual, fit.leverage, copies))
 
 
@@ -199,7 +202,8 @@ def fit_step(features: Tensor, z0: Tensor, z0_left_out: Tensor, z1: Tensor) -> S
     error = fit_ridge(features, z1 - mean)
     step = Step(features.shape[1], z1.shape[1]).to(z1.device)
     step.centre, step.error = fit_ridge(features, z0.mean(1)).ridge, error.ridge
-    step.stretch.copy_(transport_map(within.T @ within / len(within), _shrunk(error.residual)))
+    source = within.T @ within / (len(within) - len(mean))
+    step.stretch.copy_(transport_map(source, _without(_shrunk(error.residual), source, z0_left_out.shape[1])))
     return step
 
 
@@ -208,6 +212,13 @@ def transport_map(source: Tensor, target: Tensor) -> Tensor:
     root = _symmetric_power(source.double(), 0.5)
     inverse = _symmetric_power(source.double(), -0.5)
     return (inverse @ _symmetric_power(root @ target.double() @ root, 0.5) @ inverse).to(source)
+
+
+def _without(covariance: Tensor, noise: Tensor, draws: int) -> Tensor:
+    """A covariance of errors of means over so many draws, less what is due to there being so few, at most half of it."""
+    inverse = _symmetric_power(covariance.double(), -0.5)
+    largest = float(torch.linalg.eigvalsh(inverse @ noise.double() @ inverse).max())
+    return covariance - noise * min(1 / draws, 0.5 / max(largest, 1e-12))
 
 
 def _shrunk(residual: Tensor) -> Tensor:
