@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast smoke results lint format types bench clean
+.PHONY: help demo test test-fast smoke results lint format types docs bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -49,6 +49,9 @@ format: $(VENV)/.installed-dev ## Format the code and fix what can be fixed
 
 types: $(VENV)/.installed-dev ## Check the types
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-dev ## Check that links lead somewhere and commands in README and docs are understood
+	$(BIN)/python -m pytest -q tests/test_docs.py
 
 bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/gaussian.py
