@@ -219,3 +219,23 @@ def as_device(device: str | torch.device) -> torch.device:
             f'device={device!r} came, which this machine does not have ({reason}); try device="cpu".'
         ) from error
     return found
+
+
+_SBI_OPTIONS = {
+    "reject_outside_prior",
+    "max_sampling_time",
+    "return_partial_on_timeout",
+    "norm_posterior",
+    "leakage_correction_params",
+    "learning_rate",
+    "init_method",
+    "save_best_every",
+}
+"""Options of sbi's posteriors that have nothing to do here: draws never leave the support, and densities never leak."""
+
+
+def check_sbi_options(options: dict[str, Any]) -> None:
+    """Refuse what neither sbi nor this library knows."""
+    unknown = sorted(set(options) - _SBI_OPTIONS)
+    if unknown:
+        raise TypeError(f"unknown option(s) {', '.join(unknown)}; see help(CorrectedPosterior) for those there are.")

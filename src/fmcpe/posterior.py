@@ -8,18 +8,15 @@ from typing import Any
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta
+from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
 from fmcpe._random import seeded
 from fmcpe.chain import Chain
+from fmcpe.drawing import in_chunks, rows_at_once
 from fmcpe.potential import CorrectedPotential
 from fmcpe.recipe import Recipe
 from fmcpe.search import cross_entropy_search
 from fmcpe.words import in_words
-
-CHUNK_NUMBERS = 2_000_000
-"""Numbers of x̃ held at once while drawing: bounds memory, whatever is asked for."""
 
 
 class CorrectedPosterior(NeuralPosterior):
@@ -79,7 +76,7 @@ class CorrectedPosterior(NeuralPosterior):
         Returns:
             Physical θ inside the prior's support, (*sample_shape, p).
         """
-        _check_options(sbi_options)
+        check_sbi_options(sbi_options)
         shape, y = as_sample_shape(sample_shape), self._observation(x)
         rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return rows.reshape(*shape, self.corrector.space.dim)
@@ -95,7 +92,7 @@ class CorrectedPosterior(NeuralPosterior):
         **sbi_options: Any,
     ) -> Tensor:
         """Draw for each of a batch of observations: (*sample_shape, B, p). Arguments as for `sample`."""
-        _check_options(sbi_options)
+        check_sbi_options(sbi_options)
         shape, y = as_sample_shape(sample_shape), self._observations(x)
         rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return (
@@ -118,19 +115,9 @@ class CorrectedPosterior(NeuralPosterior):
             return y.new_empty(0, self.corrector.space.dim)
         if batch is not None and batch < 1:
             raise ValueError(f"max_sampling_batch_size={batch} came; at least 1 was expected. Leave it out.")
-        draw = getattr(self.corrector, what)
-        limit = batch or min(4_000, max(1, CHUNK_NUMBERS // self.corrector.shape.numel()))
-        per_chunk, chunks = max(1, limit // copies), []
-        spans = [min(limit, copies - start) for start in range(0, copies, limit)]
-        bar = tqdm(total=y.shape[0] * copies, desc="drawing", delay=2, disable=not show_progress_bars, leave=False)
-        with seeded(seed), bar:
-            for rows in y.split(per_chunk):
-                parts = []
-                for span in spans:
-                    parts.append(draw(rows, span).unflatten(0, (rows.shape[0], span)))
-                    bar.update(rows.shape[0] * span)
-                chunks.append(torch.cat(parts, dim=1).flatten(0, 1))
-        out = torch.cat(chunks)
+        limit = batch or rows_at_once(self.corrector.shape.numel())
+        with seeded(seed):
+            out = in_chunks(getattr(self.corrector, what), y, copies, limit, show_progress_bars)
         if not bool(torch.isfinite(out).all()):
             bad = int((~torch.isfinite(out)).any(-1).sum())
             raise RuntimeError(
@@ -167,7 +154,7 @@ class CorrectedPosterior(NeuralPosterior):
         Returns:
             (N,), -inf outside the prior's support.
         """
-        _check_options(sbi_options)
+        check_sbi_options(sbi_options)
         theta, y = as_theta(theta, self.corrector.space.dim).to(self._device), self._observation(x)
         return self._log_prob(theta, y, self._source(y, num_source_samples, seed), track_gradients)
 
@@ -182,7 +169,7 @@ class CorrectedPosterior(NeuralPosterior):
         **sbi_options: Any,
     ) -> Tensor:
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
-        _check_options(sbi_options)
+        check_sbi_options(sbi_options)
         y, dim = as_observations(x, self.observation_shape), self.corrector.space.dim
         theta = theta if isinstance(theta, Tensor) else as_tensor(theta, "theta")
         if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
@@ -245,7 +232,7 @@ class CorrectedPosterior(NeuralPosterior):
             seed: Of the search.
             **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``, which have no meaning here.
         """
-        _check_options(sbi_options)
+        check_sbi_options(sbi_options)
         if num_to_optimize < 2 or num_init_samples < num_to_optimize:
             raise ValueError(
                 f"num_to_optimize={num_to_optimize} of num_init_samples={num_init_samples} came; at least 2, and no more than "
@@ -322,22 +309,3 @@ class CorrectedPosterior(NeuralPosterior):
             f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.observation_shape)}, "
             f"pairs={self.num_pairs}, method={self.method!r}, stages={self.stages!r})"
         )
-
-
-_SBI_OPTIONS = {
-    "reject_outside_prior",
-    "max_sampling_time",
-    "return_partial_on_timeout",
-    "norm_posterior",
-    "leakage_correction_params",
-    "learning_rate",
-    "init_method",
-    "save_best_every",
-}
-"""Options of sbi's posteriors that have nothing to do here: draws never leave the support, and densities never leak."""
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    unknown = sorted(set(options) - _SBI_OPTIONS)
-    if unknown:
-        raise TypeError(f"unknown option(s) {', '.join(unknown)}; see help(CorrectedPosterior) for those there are.")
