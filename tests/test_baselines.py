@@ -12,7 +12,7 @@ from scipy import stats
 from torch import nn
 
 import fmcpe
-from fmcpe import baselines, tasks
+from fmcpe import baselines, npe, tasks
 from fmcpe.baselines import SpikeAndSlab
 from fmcpe.bench.methods import METHODS
 from fmcpe.training import Training
@@ -76,6 +76,26 @@ def test_mfnpe_starts_from_the_base_and_leaves_it_alone(base, pairs):
     wild = Training(2, 100, 50.0, 0.2, 5, 1e9, one_cycle=False, keep_start=True)
     kept = baselines.MFNPE(base, training=wild).fit(*pairs, **QUIET)
     assert torch.equal(kept.sample((5,), x=Y, seed=0), baselines.NPE(base).fit().sample((5,), x=Y, seed=0))
+
+
+def test_mfnpe_tunes_the_embedding_too(base_with_embedding, pairs):
+    tuned = baselines.MFNPE(base_with_embedding).fit(*pairs, **QUIET).corrector.proposal.estimator
+    before = dict(base_with_embedding.posterior_estimator.embedding_net.named_parameters())
+    moved = [not torch.equal(value, before[name]) for name, value in tuned.embedding_net.named_parameters()]
+    assert moved and all(moved)
+
+
+def test_jnpe_never_distorts_its_pairs(monkeypatch):
+    """What is distorted in training is simulated: pairs are marked by a value that no simulation has."""
+    distorted = []
+    monkeypatch.setattr(npe, "distort", lambda x, level, scale: distorted.append((x[:, 0] > 50, level[:, 0])) or x)
+    theta = PRIOR.sample((40,))
+    net = torch.nn.Linear(3, 2)
+    brief = Training(max_num_epochs=2)
+    baselines.JNPE(simulate, PRIOR, 400, net, training=brief).fit(theta, simulate(theta) + 100.0, **QUIET)
+    real, level = (torch.cat(part) for part in zip(*distorted, strict=True))
+    assert real.any() and (level[real] == 0).all()
+    assert (level[~real] > 0).float().mean() > 0.5
 
 
 def test_mfnpe_takes_sbis_own_posteriors_and_files_keep_what_was_learned(pairs, tmp_path, monkeypatch):

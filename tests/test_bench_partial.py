@@ -15,10 +15,12 @@ from fmcpe import metrics
 from fmcpe.bench import system, tables
 from fmcpe.bench.claims import CLAIMS, Verdict
 from fmcpe.bench.frontier import frontier_table, speed_table
+from fmcpe.bench.keep import keep
 from fmcpe.bench.plan import plan
 from fmcpe.bench.report import SECTIONS, write_report
 from fmcpe.bench.results import METRICS, Results
 from fmcpe.bench.store import Store
+from fmcpe.bench.units import titled
 from fmcpe.bench.work import PACKAGE, versions
 from fmcpe.cli import main
 
@@ -221,3 +223,18 @@ def test_what_is_kept_is_every_table_and_every_number(tmp_path, capsys):
     rows = (tmp_path / "kept" / "frontier-units.csv").read_text().splitlines()
     assert len(rows) == 1 + sum(unit.kind == "fit" for unit in plan("frontier", "smoke"))
     assert "[frontier] Accuracy of the default recipe" in (tmp_path / "kept" / "tables.txt").read_text()
+
+
+def test_every_table_and_file_names_a_stand_in_as_one(tmp_path):
+    fill(tmp_path / "run", ["main", "sbc", "timing", "speed"])
+    files = keep(tmp_path / "run", tmp_path / "kept")
+    for path in files:
+        text = path.read_text()
+        assert "stand-in" in text or "tunnel" not in text, path.name
+        if path.suffix in (".csv", ".txt"):
+            assert not re.search(r"(wind|light)-tunnel(?!-stand-in|-prior)", text), path.name
+    with Store(tmp_path / "run") as store:
+        labels = [row.unit.label for row in store.rows().values()]
+    assert not [label for label in labels if re.search(r"(wind|light)-tunnel(?!-stand-in|-prior)", label)]
+    assert titled("gaussian-ci alpha=2") == "gaussian-ci alpha=2"
+    assert titled("wind-tunnel data=folder") == "wind-tunnel-measured data=folder"

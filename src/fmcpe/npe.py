@@ -193,6 +193,7 @@ def fit_npe(
     *,
     corrupt: Callable[[Tensor], Tensor] | None = None,
     weights: Tensor | None = None,
+    num_simulated: int | None = None,
     what: str = "the base posterior",
 ) -> NPEPosterior:
     """A fresh posterior trained on rows of (θ, x), however they were come by; draws from torch's global generator.
@@ -208,6 +209,7 @@ def fit_npe(
         show_progress_bars: Whether to show progress.
         corrupt: Applied to every minibatch of x anew; the network is standardised by x without it.
         weights: What each row counts, (N,).
+        num_simulated: How many of the rows, the first, are simulations, and so may be roughened; all if None.
         what: What is trained, for the progress bar and for errors.
     """
     if embedding_net is not None:
@@ -230,6 +232,8 @@ def fit_npe(
             each = estimator.loss(theta[rows], data)
         else:
             levels = draw_levels(len(rows), data.device)
+            if num_simulated is not None:
+                levels = levels * (rows < num_simulated)[:, None].to(levels)
             with aware.at(levels):
                 each = estimator.loss(theta[rows], distort(data, levels, scale))
         return each if weights is None else each * weights[rows].to(each)

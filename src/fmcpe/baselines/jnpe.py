@@ -80,7 +80,7 @@ class JNPE(SimulationTrained):
                 weights = torch.cat([torch.ones(simulated), torch.full((number,), float(self.pair_weight))])
             posterior = fit_npe(
                 parameters, x, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars,
-                weights=weights, what="J-NPE",
+                weights=weights, num_simulated=len(parameters) - number, what="J-NPE",
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
         return asked_at_y(as_proposal(posterior), x.shape[1:], "J-NPE", history, number)

@@ -91,6 +91,7 @@ class NNPE(SimulationTrained):
         device: str = "cpu",
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
+        self.embedding_net = embedding_net  # its own noise is all the noise it has
         self.noise = noise or SpikeAndSlab()
 
     def fit(

@@ -8,6 +8,7 @@ import numpy as np
 
 from fmcpe.bench.results import METRICS, Results, metric_of, number
 from fmcpe.bench.table import Table
+from fmcpe.bench.units import titled
 
 COMPARED = (*METRICS, "fit_seconds", "inference_seconds")
 
@@ -26,7 +27,7 @@ def compare(a: str | Path, b: str | Path) -> str:
         for metric in COMPARED:
             pair = metric_of(done[0][key], metric), metric_of(done[1][key], metric)
             if pair[0] is not None and pair[1] is not None:
-                group = (unit.task_label, unit.method, str(unit.pairs or "-"), metric)
+                group = (titled(unit.task_label), unit.method, str(unit.pairs or "-"), metric)
                 groups.setdefault(group, []).append((pair[0], pair[1]))
     rows, same = [], 0
     for group, pairs in groups.items():

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from fmcpe.bench.claims import VARIANTS
 from fmcpe.bench.clock import PARTS
 from fmcpe.bench.results import METRICS, Results
+from fmcpe.bench.units import titled
 from fmcpe.diagnostics import SBCResult
 from fmcpe.diagnostics.plots import corner, rank_histograms
 
@@ -46,7 +47,7 @@ def box_plots(
             axes = grid[row, column]
             _boxes(axes, results, experiment, task, metric, sizes, known, boxed)
             if row == 0:
-                axes.set_title(task, fontweight="bold", fontsize=11)
+                axes.set_title(titled(task), fontweight="bold", fontsize=11)
             if row == len(shown) - 1:
                 axes.set_xlabel("calibration pairs")
             if column == 0:
@@ -151,7 +152,7 @@ def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure |
             axes.set_xscale("log")
             axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
             axes.minorticks_off()
-            axes.set_title(f"{task}: {METRICS[metric][0]}", fontsize=10)
+            axes.set_title(f"{titled(task)}: {METRICS[metric][0]}", fontsize=10)
             _tidy(axes)
             if row == len(tasks) - 1:
                 axes.set_xlabel("calibration pairs")
@@ -210,7 +211,7 @@ def breakdown(results: Results) -> Figure | None:
                     text = {"ha": "center", "va": "bottom", "fontsize": 7, "rotation": 90}
                     axes.text(at, bottom, " paper" if "paper" in method else " default", **text)
         axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axes.set(title=task, xlabel="calibration pairs")
+        axes.set(title=titled(task), xlabel="calibration pairs")
         axes.margins(y=0.18)
         _tidy(axes)
     figure.axes[0].set_ylabel("seconds of the fit")

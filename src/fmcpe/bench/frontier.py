@@ -12,6 +12,7 @@ from fmcpe.bench import paper
 from fmcpe.bench.results import Results, missing, number
 from fmcpe.bench.table import Table
 from fmcpe.bench.tables import sets_note, so_far
+from fmcpe.bench.units import titled
 
 Range = tuple[float | None, float | None]
 
@@ -38,10 +39,10 @@ def frontier_table(results: Results) -> Table:
             for metric in ("energy", "c2st", "coverage_80", "coverage_90"):
                 mine = results.values("frontier", task, "fmcpe", size, metric)
                 if len(mine):
-                    rows.append([task, str(size), metric, *_judged(results, task, size, metric, mine)])
+                    rows.append([titled(task), str(size), metric, *_judged(results, task, size, metric, mine)])
             state = missing(results.asked("frontier", task, "fmcpe", size))
             if state and not results.select("frontier", task, "fmcpe", size):
-                rows.append([task, str(size), "all", state, "", "", "", "", "", ""])
+                rows.append([titled(task), str(size), "all", state, "", "", "", "", "", ""])
     header = [
         "task",
         "pairs",
@@ -115,10 +116,10 @@ def speed_table(results: Results) -> Table:
             pair = [results.select("speed", task, method, size) for method in RECIPES]
             if all(pair):
                 mine, theirs = (units[0].metrics for units in pair)
-                rows.append([task, str(size), *_times(mine, theirs)])
+                rows.append([titled(task), str(size), *_times(mine, theirs)])
             else:
                 cells = [results.cell("speed", task, method, size, "fit_seconds") for method in RECIPES]
-                rows.append([task, str(size), *cells, "", "", "", "", "", ""])
+                rows.append([titled(task), str(size), *cells, "", "", "", "", "", ""])
     header = [
         "task", "pairs", "fit, s", "paper's recipe, s", "ratio", "fit / its gradient steps", "inference, s", "ratio",
         "1000 draws for one y, ms", "where the fit goes",

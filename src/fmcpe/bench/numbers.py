@@ -9,6 +9,7 @@ from typing import Any
 
 from fmcpe.bench.results import Results
 from fmcpe.bench.store import Row
+from fmcpe.bench.units import titled
 
 HEAD = ("unit", "task", "method", "pairs", "set", "seed", "status", "seconds", "recipe")
 RANK_COLUMNS = {
@@ -34,7 +35,8 @@ def all_numbers(results: Results, experiment: str) -> str:
         status = "not run" if row.status in ("waiting", "running") else row.status
         settings = json.dumps(dict(unit.recipe)) if unit.recipe else ""
         seconds = "" if row.seconds is None else row.seconds
-        head = [unit.id, unit.task_label, unit.method, unit.pairs, unit.set, unit.seed, status, seconds, settings]
+        task = titled(unit.task_label)
+        head = [unit.id, task, unit.method, unit.pairs, unit.set, unit.seed, status, seconds, settings]
         writer.writerow([*head, *(found.get(name, "") for name in columns)])
     return out.getvalue()
 

@@ -14,6 +14,7 @@ from fmcpe.bench.page import badge, download, escape, figure_block, opening, pag
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table
+from fmcpe.bench.units import titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,14 +63,14 @@ def _main(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
 def _corner(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     for task in results.tasks("main"):
         for size in [size for size in results.sizes("main") if size <= 200]:
-            caption = f"{task}, {size} pairs: first test observation, first calibration set."
+            caption = f"{titled(task)}, {size} pairs: first test observation, first calibration set."
             yield caption, figures.corners(results, task, size, CORNER_METHODS)
 
 
 def _sbc(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     for task in results.tasks("sbc"):
         for size in results.sizes("sbc"):
-            yield f"{task}, {size} pairs.", figures.ranks(results, task, size, SBC_METHODS)
+            yield f"{titled(task)}, {size} pairs.", figures.ranks(results, task, size, SBC_METHODS)
     yield "", tables.sbc_table(results)
 
 
@@ -91,7 +92,7 @@ def _before_after(results: Results) -> Iterator[tuple[str, Figure | Table | None
     size = max(results.sizes("main"), default=0)
     for task in results.tasks("main"):
         yield (
-            f"{task}, {size} pairs: before and after.",
+            f"{titled(task)}, {size} pairs: before and after.",
             figures.corners(results, task, size, ("npe", "fmcpe", "reference")),
         )
 
@@ -122,7 +123,7 @@ def _timing(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
 
 def _sensitivity(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     for task in results.tasks("sensitivity"):
-        yield f"{task}.", figures.sensitivity(results, task)
+        yield f"{titled(task)}.", figures.sensitivity(results, task)
         yield "", tables.sensitivity_table(results, task)
 
 

@@ -17,6 +17,7 @@ from fmcpe.bench.clock import PARTS
 from fmcpe.bench.plan import PRESETS, WITHOUT_PAIRS
 from fmcpe.bench.results import METRICS, Results, missing, number
 from fmcpe.bench.table import Table
+from fmcpe.bench.units import titled
 
 
 def metric_table(results: Results, experiment: str, metric: str) -> Table:
@@ -28,7 +29,7 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
         cells = [results.cell(experiment, task, method, size, metric) for task, size in columns]
         if any(cells):
             rows.append([method, *cells])
-    header = ["method", *(f"{task}, {size}" for task, size in columns)]
+    header = ["method", *(f"{titled(task)}, {size}" for task, size in columns)]
     note = f"{sets_note(results, experiment)} Space: {space}."
     if "mmd2" in metric:
         note += f" {NEGATIVE}" + (f" {PAIRED}" if metric == "joint_mmd2_paired" else "")
@@ -80,9 +81,9 @@ def sbc_table(results: Results) -> Table:
                             number(found[key][k], 2) if key in found else ""
                             for key in ("statistics", "p_values", "bias", "scale")
                         ]
-                        rows.append([task, str(size), method, name, *cells, found["verdicts"][k]])
+                        rows.append([titled(task), str(size), method, name, *cells, found["verdicts"][k]])
                     if row.status != "done":
-                        rows.append([task, str(size), method, "", "", "", "", "", missing([row])])
+                        rows.append([titled(task), str(size), method, "", "", "", "", "", missing([row])])
     header = ["task", "pairs", "method", "parameter", "KS", "KS p", "bias", "scale", "verdict"]
     note = (
         so_far(results, "sbc")
@@ -166,7 +167,7 @@ def timing_table(results: Results, what: str) -> Table:
         note += (
             " Ours over the paper's, median: " + ", ".join(f"{m} {np.median(r):.2g}" for m, r in ratios.items()) + "."
         )
-    return Table(f"timing-{what}", f"{what.capitalize()} time", ["pairs", "method", *tasks], rows, note)
+    return Table(f"timing-{what}", f"{what.capitalize()} time", ["pairs", "method", *map(titled, tasks)], rows, note)
 
 
 def breakdown_table(results: Results) -> Table:
@@ -183,7 +184,7 @@ def breakdown_table(results: Results) -> Table:
                     printed = paper.BREAKDOWN.get(task, {}).get(part) if method == "fmcpe-paper" else None
                     at = printed[paper.SIZES.index(size)] if printed and size in paper.SIZES else None
                     cells.append(mine + (f" [{at:g}]" if at is not None else ""))
-                rows.append([task, method, part, *cells])
+                rows.append([titled(task), method, part, *cells])
     header = ["task", "method", "part", *(f"{size} pairs" for size in results.sizes("timing"))]
     note = (
         so_far(results, "timing")
@@ -231,4 +232,4 @@ def sensitivity_table(results: Results, task: str) -> Table:
             f" The order of the settings by jW2 agrees{when} with the paper's to a rank correlation of {order:.2f} "
             "(1: the same)."
         )
-    return Table(f"sensitivity-{task}", f"Sensitivity on {task}", header, rows, note)
+    return Table(f"sensitivity-{task}", f"Sensitivity on {titled(task)}", header, rows, note)

@@ -12,6 +12,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from fmcpe.tasks import find
+
 Options = tuple[tuple[str, Any], ...]
 """Keyword arguments as sorted pairs, so that they can be compared and hashed."""
 
@@ -21,6 +23,13 @@ Kind = Literal["base", "fit"]
 def options(**values: Any) -> Options:
     """Keyword arguments in canonical order."""
     return tuple(sorted(values.items()))
+
+
+def titled(task_label: str) -> str:
+    """A task, with its options, as people see it: where a stand-in takes the place of measurements, the name says so."""
+    name, _, settings = task_label.partition(" ")
+    side = "measured" if "data=" in settings else find(name).real_side
+    return " ".join(filter(None, [name if side == "process" else f"{name}-{side}", settings]))
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,10 @@ class Unit:
     def label(self) -> str:
         """A few words for people."""
         if self.kind == "base":
-            return f"{self.task_label}: base posterior"
+            return f"{titled(self.task_label)}: base posterior"
         extra = "".join(f" {name}={value:g}" for name, value in self.recipe if isinstance(value, int | float))
         pairs = f", {self.pairs} pairs, set {self.set}" if self.pairs else ""
-        return f"{self.task_label}: {self.method}{extra}{pairs}"
+        return f"{titled(self.task_label)}: {self.method}{extra}{pairs}"
 
     @property
     def task_label(self) -> str:

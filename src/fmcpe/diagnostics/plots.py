@@ -22,7 +22,7 @@ from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
 from fmcpe.samples import draws_and_truth, finite
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (12, 3)), (0, (8, 2, 2, 2)))
 _GREY = "#D9D9D9"
 _BLUE, _ORANGE = COLORS[:2]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, overload
 
 import torch
@@ -212,6 +213,8 @@ class Task(ABC):
 
 def pair_count(n: int) -> int:
     """`n`, if a set can have so many pairs."""
-    if n < 1:
-        raise ValueError(f"n={n} pairs were asked for, but a set holds at least one; pass n=1 or more.")
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
+        raise ValueError(
+            f"n={n!r} pairs were asked for, but a set holds a whole number of at least one; pass n=50, say."
+        )
     return int(n)

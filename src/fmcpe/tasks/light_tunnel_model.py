@@ -25,7 +25,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from fmcpe.tasks.options import finite, positive
+from fmcpe.tasks.options import not_negative, positive
 from fmcpe.tasks.truncated_normal import log_normal_mass
 
 SIZE = 64
@@ -71,14 +71,14 @@ class Camera:
     white_balance: tuple[float, float, float] = (2.65625, 1.0, 1.77344)
     passed: tuple[float, float, float] = (0.29, 0.35, 0.33)
     leaked: tuple[float, float, float] = (0.02, 0.08, 0.18)
-    exposure: float = 2.5
+    exposure: float = 4.0
     blur: float = 1.0
     dark: float = 0.02
     shot: float = 4e-4
     read: float = 0.01
 
     def __post_init__(self) -> None:
-        finite(blur=self.blur, dark=self.dark, shot=self.shot)
+        not_negative(blur=self.blur, dark=self.dark, shot=self.shot)
         positive(exposure=self.exposure, read=self.read)
 
 

@@ -45,7 +45,7 @@ class F1Reference:
     def sample(self, sample_shape: Sequence[int] = (), seed: int | None = None) -> Tensor:
         """Draw (R, G, B, α), shape ``(*sample_shape, 4)``."""
         shape = as_sample_shape(sample_shape)
-        # A black image leaves α anywhere; this floor is far below a byte.
+        # α⁻³ of a black image cannot be normalised: a floor far below a byte
         lowest = float(self.levels.max().clamp_min(1e-6)) ** -2
         with seeded(seed):
             u = torch.rand(shape.numel(), 1, dtype=torch.float64)

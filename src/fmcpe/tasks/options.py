@@ -22,6 +22,14 @@ def finite(**values: float) -> None:
             raise ValueError(f"{name}={value} came, but a finite number was expected; pass {name}=1, say.")
 
 
+def not_negative(**values: float) -> None:
+    """Refuse an option that is not zero or a positive, finite number."""
+    finite(**values)
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name}={value} is negative, but it must not be; pass {name}=0, say.")
+
+
 def positive(**values: float) -> None:
     """Refuse an option that is not a positive, finite number."""
     finite(**values)
