@@ -21,6 +21,9 @@ from fmcpe.bench.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LARGEST_VECTOR, _DPI = 60_000, 120
+"""Bytes of a figure drawn as vectors, and dots per inch of one that would be larger."""
+
 STYLE = """
 :root { --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8; --link: #0b5cad; }
 * { box-sizing: border-box }
@@ -42,7 +45,8 @@ section { border-top: 2px solid var(--line); margin-top: 2.2rem; padding-top: 1.
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .18rem .7rem .18rem 0; vertical-align: top; white-space: nowrap }
 th { border-bottom: 1.5px solid var(--ink); font-weight: 600 } tr.new td { border-top: 1px solid var(--line) }
-table.claims { width: 100% } table.claims td:first-child { white-space: normal; width: 55% }
+table.claims { width: 100% } table.claims td { white-space: normal } table.claims td:first-child { width: 46% }
+table.claims .badge { display: inline-block; white-space: normal }
 figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: var(--quiet); font-size: 13.5px }
 figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
 @media (max-width: 800px) { figure.narrow { width: 100% } }
@@ -91,14 +95,17 @@ def table_block(table: Table, name: str) -> str:
 
 
 def figure_block(figure: Figure, caption: str) -> str:
-    """A figure inside the page, as vectors that print well. Narrow ones stand side by side."""
-    vector = io.BytesIO()
+    """A figure inside the page: vectors that print well, or pixels where these are many. Narrow ones stand side by side."""
+    vector, kind = io.BytesIO(), "svg+xml"
     figure.savefig(vector, format="svg")
-    source = f"data:image/svg+xml;base64,{base64.b64encode(vector.getvalue()).decode()}"
+    if len(vector.getvalue()) > _LARGEST_VECTOR:
+        vector, kind = io.BytesIO(), "png"
+        figure.savefig(vector, format="png", dpi=_DPI)
+    source = f"data:image/{kind};base64,{base64.b64encode(vector.getvalue()).decode()}"
     width = round(96 * figure.get_figwidth())
-    kind = " class=narrow" if width < 900 and figure.get_figheight() > 0.8 * figure.get_figwidth() else ""
+    shape = " class=narrow" if width < 900 and figure.get_figheight() > 0.8 * figure.get_figwidth() else ""
     return (
-        f'<figure{kind}><img alt="{escape(caption)}" width="{width}" src="{source}">'
+        f'<figure{shape}><img alt="{escape(caption)}" width="{width}" src="{source}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
