@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from scipy import stats
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
+from fmcpe.diagnostics.draws import central_coverage
 from fmcpe.samples import draws_and_truth, finite
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -206,6 +207,7 @@ def before_after(
     for column, samples in enumerate((before, after)):
         lows, middles, highs = torch.quantile(draws_and_truth(samples, theta)[0], tails, dim=0)
         inside = (lows <= truth) & (truth <= highs)
+        share = 100 * central_coverage(samples, theta, level)
         for k in range(p):
             axes: Axes = grid[k, column]
             shown = truth[:, k].argsort()[torch.linspace(0, n - 1, min(n, max_shown)).round().long()]
@@ -216,8 +218,7 @@ def before_after(
                 axes.plot(x, middles[rows, k], marker, color=color, ms=4.5, mec="white", mew=0.5)
             ends = (float(truth[:, k].min()), float(truth[:, k].max()))
             axes.plot(ends, ends, color="black", lw=1, zorder=0)
-            share = 100 * inside[:, k].double().mean().item()
-            holds = f"{share:.0f} % of the {100 * level:.0f} % intervals hold the truth"
+            holds = f"{share[k]:.0f} % of the {100 * level:.0f} % intervals hold the truth"
             axes.set_title(f"{titles[column]}\n{holds}", fontsize=10)
             axes.set_xlabel(f"true {labels[k]}")
             if column == 0:
