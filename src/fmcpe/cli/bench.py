@@ -101,8 +101,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _typed(options: argparse.Namespace) -> str:
-    """The command that repeats this run."""
-    words = ["fmcpe", "bench", "run", options.experiment, "--preset", options.preset, "--out", str(options.out)]
+    """The command that repeats this run; of the directory only its name, as the page may be shown to others."""
+    words = [
+        "fmcpe",
+        "bench",
+        "run",
+        options.experiment,
+        "--preset",
+        options.preset,
+        "--out",
+        options.out.resolve().name,
+    ]
     words += [word for task in options.task for word in ("--task", task)]
     words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
     words += [] if options.dask is None else ["--dask", "ADDRESS"]
