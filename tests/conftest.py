@@ -60,7 +60,7 @@ def base_with_embedding():
 
 FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
-WARM = ("default", "moved with flows", "tuned with flows", "prior")
+WARM = ("default", "moved with flows", "shifted with flows", "tuned with flows", "prior")
 """The default recipe, and each chain that its evidence can keep."""
 KINDS = FLOWS + WARM + BASELINES
 SHORT = Training(max_num_epochs=8)
@@ -89,7 +89,7 @@ def posteriors(base, base_with_embedding, pairs):
 
     def kept(kind):
         """The default recipe's chain, whatever its evidence would have kept."""
-        start = base_with_embedding if kind == "tuned with flows" else base
+        start = base_with_embedding if kind.startswith(("shifted", "tuned")) else base
         with seeded(0):
             theta = PRIOR.sample((200,))
             space, replay = ParameterSpace(PRIOR, theta), (theta, simulate(theta))

@@ -130,7 +130,7 @@ def test_a_roughened_base_posterior_knows_how_rough(base_with_embedding):
 
 
 def test_members_are_evaluated_together_as_one_by_one(base_with_embedding):
-    members = stack(base_with_embedding.posterior_estimator, 3)
+    members = stack(base_with_embedding.posterior_estimator, 3, level=0.5)
     with torch.no_grad():
         for value in members.weights.values():
             value.add_(0.01 * torch.randn_like(value))
@@ -311,7 +311,7 @@ def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embed
     truth = as_proposal(base_with_embedding).summarised()
     theta = truth.sample(truth.summarise(x))
     members = members_of(base_with_embedding, 2, width)
-    _calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)])
+    _calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)], half_believed=100.0)
     for member in members:
         torch.testing.assert_close(member.estimator.net.base.scale, torch.ones(2), atol=0.1, rtol=0)
     draws = torch.stack([members[0].sample(members[0].summarise(x[:500])) for _ in range(200)])
@@ -321,7 +321,7 @@ def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embed
 def test_few_pairs_are_hardly_believed(base_with_embedding):
     theta = PRIOR.sample((10,))
     members = members_of(base_with_embedding, 2, 0.5)
-    _calibrate(members, theta, simulate(theta), [torch.arange(5), torch.arange(5, 10)])
+    _calibrate(members, theta, simulate(theta), [torch.arange(5), torch.arange(5, 10)], half_believed=100.0)
     assert float((members[0].estimator.net.base.scale / 0.5 - 1).abs().max()) < 0.1
 
 
@@ -357,7 +357,7 @@ def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, monkey
     for epochs in (200, 20):
         method = FMCPE(base_with_embedding, simulate, recipe=Recipe(epochs=epochs))
         method.fit(theta, simulate(theta) + 1.0, seed=0, show_progress_bars=False)
-    assert taken[0] > 150
+    assert taken[0] > 80
     assert abs(taken[1] - taken[0] / 10) <= 1
 
 

@@ -23,11 +23,12 @@ from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
+from fmcpe.shift import Shift
 from fmcpe.source import Move, Step
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal
 from fmcpe.transport import TransportMixture
-from fmcpe.warm import LastRow, WarmChain, summary_for
+from fmcpe.warm import FURTHEST, LastRow, WarmChain, summary_for
 
 # ---------------------------------------------------------------------- the chain
 
@@ -147,6 +148,8 @@ def describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]
 
     if isinstance(proposal, TunedProposal):
         says["members"] = len(proposal.members)
+        if proposal.shift is not None:
+            tensors |= {f"shift.{k}": v for k, v in proposal.shift.state_dict().items()}
     for k, member in enumerate(_networks(proposal)):
         tensors |= {f"base.{k}.{name}": value for name, value in member.estimator.state_dict().items()}
     source = _source(proposal)
@@ -202,7 +205,13 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         return proposal
     # of a fine-tuned posterior the members, and after them what they were before
     networks = [_with_weights(proposal, under(tensors, f"base.{k}."), path) for k in range((base["members"] or 0) + 1)]
-    return TunedProposal(networks[:-1], networks[-1]) if base["members"] else networks[-1]
+    if not base["members"]:
+        return networks[-1]
+    state = under(tensors, "shift.")
+    shift = Shift(len(state["ridge.centre"]), torch.Size(manifest["x_shape"]), FURTHEST) if state else None
+    if shift is not None:
+        shift.load_state_dict(state)
+    return TunedProposal(networks[:-1], networks[-1], shift)
 
 
 def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:

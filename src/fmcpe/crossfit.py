@@ -1,6 +1,6 @@
 r"""The default recipe: a warm start in closed form or by fine-tuning, chosen by evidence, and θ-flows that refine it.
 
-    for each way to start:                                               prior, uncorrected, stepped, moved, tuned
+    for each way to start:                                      prior, uncorrected, stepped, moved, shifted, tuned
         for each fold: fit it on the other folds, draw z_0 for the pairs of this one
     keep the best by left-out energy score, if it is clearly better      fmcpe.evidence
     for each fold: train u_Θ from left-out z_0 to θ of the other folds   flow matching, as in fmcpe.correction
@@ -26,9 +26,10 @@ from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
+from fmcpe.shift import fit_shift
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
-from fmcpe.summary import TunedProposal, can_be_tuned, tune
+from fmcpe.summary import TunedProposal, can_be_tuned, shifted, tune
 from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
 MOST_DRAWS, ALL_DRAWS = 64, 6_000
@@ -36,6 +37,9 @@ MOST_DRAWS, ALL_DRAWS = 64, 6_000
 
 _ROWS_AT_ONCE = 2000
 """Simulations held as raw data at a time."""
+
+_MOST = 0.5
+"""Share of the difference between data and simulations that a shift has to predict for members to be tuned behind it."""
 
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
@@ -71,15 +75,16 @@ class CrossFit:
         self.raw, self.proposal, self.recipe, self.space = proposal, proposal.summarised(), recipe, space
         self.theta, self.y, self.replay, self.show = theta, y, replay, show_progress_bars
         self.z = space.to_z_safely(theta)
+        # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
+        self.theta_inside = space.to_theta(self.z)
         self.seconds: dict[str, float] = {}
 
         summarise = self.proposal.summarise
         self.prepared = summarise(y)
-        self.x = None if x is None else summarise(x)[:, None]
+        self.x: Tensor | None = None if x is None else summarise(x)[:, None]
+        self.x_mean: Tensor | None = x
         if simulator is not None:
-            rows = theta.repeat_interleave(recipe.num_simulations, dim=0).split(_ROWS_AT_ONCE)
-            summaries = torch.cat([summarise(simulator(part)) for part in rows])
-            self.x = summaries.unflatten(0, (len(theta), recipe.num_simulations))
+            self.x, self.x_mean = self._simulate(simulator)
         flat = self.prepared[0].numel()
         self.can_move = self.x is not None and flat <= MANY_NUMBERS
         if replay is not None:
@@ -95,7 +100,17 @@ class CrossFit:
         # closed forms are cheap: with few pairs, more folds leave out less
         self.small_folds = order % min(10, number) if number <= 100 else self.folds
         self.copies = max(16, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
-        self.tuned: TunedProposal | None = None
+        self.adapted: dict[str, TunedProposal] = {}
+        self.shift_helps = False
+
+    def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Simulations at θ of the pairs: summaries (N, S, ...), and the mean of the raw ones (N, ...)."""
+        summaries, means, number = [], [], self.recipe.num_simulations
+        for part in self.theta.split(max(1, _ROWS_AT_ONCE // number)):
+            raw = simulator(part.repeat_interleave(number, dim=0))
+            summaries.append(self.proposal.summarise(raw).unflatten(0, (len(part), number)))
+            means.append(raw.unflatten(0, (len(part), number)).mean(1))
+        return torch.cat(summaries), torch.cat(means)
 
     # ------------------------------------------------------------------ ways to start
 
@@ -128,25 +143,43 @@ class CrossFit:
     def left_out_draws(self, name: str) -> Tensor:
         """z_0 for each pair from a start that was fitted without it: (N, S, p)."""
         draws = self.z.new_empty(len(self.z), self.copies, self.z.shape[1])
-        folds = self.small_folds
+        folds, y = self.small_folds, self.y
         if name == "tuned":
-            assert isinstance(self.raw, DensityProposal)
-            folds = self.folds
-            # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
-            theta = self.space.to_theta(self.z)
-            effort = self.recipe.epochs / Recipe.default().epochs
-            self.tuned = tune(self.raw, theta, self.y, folds, self.replay, self.show, effort)
+            folds, y = self.folds, self._tune()
         for k in range(int(folds.max()) + 1):
             inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
             if name == "tuned":
-                assert self.tuned is not None
-                member = self.tuned.members[k]
-                x = member.summarise(self.y[inside]).repeat_interleave(self.copies, dim=0)
-                z0 = self.space.to_z_safely(member.sample(x))
+                z0 = self._draw(self.adapted[name].members[k], y[inside])
+            elif name == "shifted":
+                z0 = self._draw(self._shift(outside), y[inside])
             else:
                 z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
             draws[inside] = z0.unflatten(0, (len(inside), self.copies))
         return draws
+
+    def _draw(self, proposal: Proposal, y: Tensor) -> Tensor:
+        """z_0 for raw observations."""
+        x = proposal.summarise(y).repeat_interleave(self.copies, dim=0)
+        return self.space.to_z_safely(proposal.sample(x))
+
+    def _shift(self, rows: Tensor) -> TunedProposal:
+        """The base posterior asked about shifted data, by some of the pairs."""
+        assert isinstance(self.raw, DensityProposal) and self.x_mean is not None
+        fit = fit_shift(self.y[rows], self.prepared[rows], self.x_mean[rows], FURTHEST)
+        return shifted(self.raw, self.theta_inside[rows], fit.y, fit.shift)
+
+    def _tune(self) -> Tensor:
+        """Fine-tune members on all pairs, shifted where that is most of what is wrong; y as they see it comes back."""
+        assert isinstance(self.raw, DensityProposal)
+        shift, y = None, self.y
+        if self.shift_helps and self.x_mean is not None:
+            fit = fit_shift(y, self.prepared, self.x_mean, FURTHEST)
+            if fit.explained > _MOST:
+                shift, y = fit.shift, fit.y
+        effort = self.recipe.epochs / Recipe.default().epochs
+        arguments = self.folds, self.replay, self.show, effort, shift
+        self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)
+        return y
 
     # ------------------------------------------------------------------ the fit
 
@@ -158,6 +191,8 @@ class CrossFit:
             with self._timed(name):
                 draws[name] = self.left_out_draws(name)
                 evidence[name] = left_out(draws[name], self.z)
+            if name == "shifted":
+                self.shift_helps = evidence[name].beats(evidence["uncorrected"])
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
         best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
         kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
@@ -198,14 +233,18 @@ class CrossFit:
         if self.can_move:
             yield "moved"
         if can_be_tuned(self.raw):
+            if self.x_mean is not None:
+                yield "shifted"
             yield "tuned"
 
     def final(self, kept: str) -> WarmChain:
         """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
-        if kept != "tuned":
-            return self.start(kept, torch.arange(len(self.theta), device=self.theta.device))
-        assert self.tuned is not None
-        chain = self._chain(self.tuned)
+        rows = torch.arange(len(self.theta), device=self.theta.device)
+        if kept == "shifted":
+            self.adapted[kept] = self._shift(rows)
+        elif kept != "tuned":
+            return self.start(kept, rows)
+        chain = self._chain(self.adapted[kept])
         chain.summary = nn.Sequential(LastRow(), self.summary)
         return chain
 

@@ -54,7 +54,7 @@ class Preset:
         simulations: Simulations of a base posterior.
         epochs: Epochs of its training.
         evaluation: What is measured.
-        extra: The same for what is in no other experiment than `ablation`, `independence`, `prior` or `frontier`.
+        extra: The same for what is in no other experiment than `ablation`, `independence` or `prior`.
         sbc: The same for `sbc`.
         timed: Observations answered against the clock.
         alphas: Of `independence`, with `most_pairs` pairs.
@@ -66,8 +66,8 @@ class Preset:
         grid_seeds: Seeds of `sensitivity`.
         grid_test: Test pairs of `sensitivity`.
         recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
-        paper_recipe: The same for the paper's recipe alone. 200 epochs are those of its research code.
-        one_set: Methods that are too slow to be fitted to more than the first calibration set.
+        paper_recipe: The same for the paper's recipe alone, but where it is timed. 200 epochs are those of its research code.
+        jnpe_recipe: The same for J-NPE, which trains on all simulations for every fit.
     """
 
     tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
@@ -94,11 +94,12 @@ class Preset:
     grid_test: int = 3000
     recipe: Options = ()
     paper_recipe: Options = ()
-    one_set: tuple[str, ...] = ()
+    jnpe_recipe: Options = ()
 
     def recipe_of(self, method: str) -> Options:
         """What is changed in the recipe of a method."""
-        return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
+        own = self.paper_recipe if "-paper" in method else self.jnpe_recipe if method == "j-npe" else ()
+        return options(**dict(self.recipe) | dict(own))
 
 
 PRESETS = {
@@ -119,7 +120,7 @@ PRESETS = {
         clips=(1.0, None),
         grid_test=300,
         paper_recipe=options(epochs=200),
-        one_set=("j-npe",),
+        jnpe_recipe=options(epochs=8),
     ),
     "smoke": Preset(
         stage_tasks=("gaussian", "pendulum"),
@@ -147,13 +148,14 @@ PRESETS = {
 }
 
 
-def plan(experiment: str, preset: str, tasks: Iterable[str] = ()) -> list[Unit]:
+def plan(experiment: str, preset: str, tasks: Iterable[str] = (), methods: Iterable[str] = ()) -> list[Unit]:
     """The units of an experiment, base posteriors first, none of them twice.
 
     Args:
         experiment: One of `EXPERIMENTS`.
         preset: One of `PRESETS`.
         tasks: Tasks to go over in place of the preset's, in experiments that go over tasks.
+        methods: Methods to go over, of those that the experiment compares; all of them by default.
     """
     if experiment not in EXPERIMENTS or preset not in PRESETS:
         raise ValueError(
@@ -165,7 +167,14 @@ def plan(experiment: str, preset: str, tasks: Iterable[str] = ()) -> list[Unit]:
         for name in chosen:
             find(name)  # an unknown one is refused before anything is run
         budget = replace(budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen)
-    fits = list(dict.fromkeys(EXPERIMENTS[experiment](budget)))
+    fits, wanted = list(dict.fromkeys(EXPERIMENTS[experiment](budget))), tuple(methods)
+    unknown = set(wanted) - {unit.method for unit in fits}
+    if unknown:
+        raise ValueError(
+            f"method {', '.join(map(repr, sorted(unknown)))} came; {experiment} compares "
+            f"{', '.join(dict.fromkeys(unit.method for unit in fits))}."
+        )
+    fits = [unit for unit in fits if not wanted or unit.method in wanted]
     bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
     return [*bases, *fits]
 
@@ -199,8 +208,7 @@ def _prior(p: Preset) -> Iterable[Unit]:
 
 
 def _timing(p: Preset) -> Iterable[Unit]:
-    yield from _timed(p, [name for name in (*BASELINES, "fmcpe-paper", "fmcpe") if name not in p.one_set])
-    yield from _timed(replace(p, timed_sizes=p.timed_sizes[-1:]), p.one_set)
+    return _timed(p, (*BASELINES, "fmcpe-paper", "fmcpe"))
 
 
 def _speed(p: Preset) -> Iterable[Unit]:
@@ -209,6 +217,8 @@ def _speed(p: Preset) -> Iterable[Unit]:
 
 def _timed(p: Preset, methods: Iterable[str]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
+    # what is timed is what people run: no recipe is cut but for a look at whether everything runs
+    p = replace(p, paper_recipe=(), jnpe_recipe=())
     return _grid(replace(p, evaluation=clock, sizes=p.timed_sizes, sets=1), p.tasks, methods)
 
 
@@ -230,9 +240,9 @@ def _sensitivity(p: Preset) -> Iterable[Unit]:
 
 def _frontier(p: Preset) -> Iterable[Unit]:
     p = replace(p, sets=min(3, p.sets))
-    yield from _grid(p, p.stage_tasks, (*BASELINES, "fmcpe-paper", "fmcpe", "reference"))
     # the default recipe's stages follow one another in any case: "sequential" is the default itself
-    yield from _grid(replace(p, evaluation=p.extra), p.stage_tasks, ("fmcpe-x-only", "fmcpe-theta-only"))
+    methods = (*BASELINES, "fmcpe-paper", "fmcpe-x-only", "fmcpe-theta-only", "fmcpe", "reference")
+    return _grid(p, p.stage_tasks, methods)
 
 
 def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options: Options = ()) -> Iterable[Unit]:
@@ -247,7 +257,7 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
         for pairs in p.sizes:
             for task in tasks:
                 for method in methods:
-                    if method in WITHOUT_PAIRS or (method in p.one_set and number):
+                    if method in WITHOUT_PAIRS:
                         continue
                     recipe = p.recipe_of(method)
                     yield Unit(

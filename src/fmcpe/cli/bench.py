@@ -53,6 +53,13 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="a task to go over in place of the preset's; repeat it",
     )
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="METHOD",
+        help="a method to fit, of those that the experiment compares; repeat it (default: all)",
+    )
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
     parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
@@ -76,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
     units: dict[str, str] = {}
     done = 0
     for group in filter(None, groups):
-        plans = {(name, options.preset): plan(name, options.preset, options.task) for name in group}
+        plans = {(name, options.preset): plan(name, options.preset, options.task, options.method) for name in group}
         jobs = options.jobs if options.jobs is not None else (1 if group[0] in ONE_AT_A_TIME else None)
         outcome = work_through(
             options.out, plans, jobs=jobs, dask=options.dask, retry_failed=options.retry_failed,
@@ -113,6 +120,7 @@ def _typed(options: argparse.Namespace) -> str:
         options.out.resolve().name,
     ]
     words += [word for task in options.task for word in ("--task", task)]
+    words += [word for method in options.method for word in ("--method", method)]
     words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
     words += [] if options.dask is None else ["--dask", "ADDRESS"]
     return shlex.join(words)

@@ -68,10 +68,10 @@ class Camera:
         (0.04017132, 0.9209918, 0.31265),
         (0.00217392, 0.2071558, 0.75763),
     )
-    white_balance: tuple[float, float, float] = (2.65625, 1.0, 1.77344)
+    white_balance: tuple[float, float, float] = (0.6, 1.8, 1.4)
     passed: tuple[float, float, float] = (0.29, 0.35, 0.33)
     leaked: tuple[float, float, float] = (0.02, 0.08, 0.18)
-    exposure: float = 4.0
+    exposure: float = 5.0
     blur: float = 1.0
     dark: float = 0.02
     shot: float = 4e-4
