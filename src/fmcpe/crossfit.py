@@ -32,8 +32,11 @@ from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, can_be_tuned, shifted, tune
 from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
-MOST_DRAWS, ALL_DRAWS = 64, 6_000
+MOST_DRAWS, FEWEST_DRAWS, ALL_DRAWS = 64, 8, 6_000
 """Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
+
+DRAWS_TO_FIT = 3_000
+"""Draws that a closed form is fitted on: means over few of them are noisy, which is taken account of (`fmcpe.source`)."""
 
 _ROWS_AT_ONCE = 2000
 """Simulations held as raw data at a time."""
@@ -99,7 +102,7 @@ class CrossFit:
         self.folds = order % min(recipe.folds, number)
         # closed forms are cheap: with few pairs, more folds leave out less
         self.small_folds = order % min(10, number) if number <= 100 else self.folds
-        self.copies = max(16, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
+        self.copies = max(FEWEST_DRAWS, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
         self.adapted: dict[str, TunedProposal] = {}
         self.shift_helps = False
 
@@ -120,7 +123,8 @@ class CrossFit:
             return self._chain(PriorProposal(self.raw.prior, self.y.shape[1:]))
         if name == "uncorrected":
             return self._chain(self.proposal)
-        chain, features, copies = self._chain(self.proposal), self.features[rows], self.copies
+        chain, features = self._chain(self.proposal), self.features[rows]
+        copies = max(FEWEST_DRAWS, min(self.copies, DRAWS_TO_FIT // len(rows)))
         if name == "stepped":
             x = self.prepared[rows].repeat_interleave(copies, dim=0)
         else:
@@ -130,7 +134,7 @@ class CrossFit:
             chain.move, left_out_x = fit_move(features, y, simulations, copies)
             x = self.x_scale.inverse(left_out_x.unflatten(1, chain.shape))
         if name != "x-only":
-            few = max(8, copies // 4)  # of these only a linear fit of their mean is wanted
+            few = max(4, copies // 4)  # of these only a linear fit of their mean is wanted
             z0 = chain.draw_z0(self.prepared[rows], few).unflatten(0, (len(rows), few))
             z0_left_out = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(rows), copies))
             chain.step = fit_step(features, z0, z0_left_out, self.z[rows])
