@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe.adapters import DensityProposal, PriorProposal
+from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
 from fmcpe.evidence import PRIOR, Evidence, is_informed, left_out
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
@@ -181,7 +181,8 @@ class CrossFit:
             if fit.explained > _MOST:
                 shift, y = fit.shift, fit.y
         effort = self.recipe.epochs / Recipe.default().epochs
-        arguments = self.folds, self.replay, self.show, effort, shift
+        targets = self.x.mean(1) if self.x is not None and isinstance(self.proposal, SummaryProposal) else None
+        arguments = self.folds, self.replay, self.show, effort, shift, targets
         self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)
         return y
 
@@ -196,7 +197,8 @@ class CrossFit:
                 draws[name] = self.left_out_draws(name)
                 evidence[name] = left_out(draws[name], self.z)
             if name == "shifted":
-                self.shift_helps = evidence[name].beats(evidence["uncorrected"])
+                best_yet = min(value.mean for value in evidence.values())
+                self.shift_helps = best_yet == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
         best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
         kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"

@@ -39,11 +39,31 @@ class Manner(NamedTuple):
     """Gradient steps, beside those that more pairs bear."""
     replays: bool
     """Whether simulations are replayed, so that nothing is forgotten."""
+    matching: float
+    """How much it counts that the summary of y is that of simulations at the same θ, in units of the latter's variance."""
 
 
-BOLDLY = Manner(level=0.5, lightly=0.1, rate=3e-3, rate_of_many=6e-3, half_believed=100.0, steps=200, replays=True)
+BOLDLY = Manner(
+    level=0.5,
+    lightly=0.1,
+    rate=3e-3,
+    rate_of_many=6e-3,
+    half_believed=100.0,
+    steps=200,
+    replays=True,
+    matching=10.0,
+)
 """Real data are unlike simulations: start from the posterior that knows rough data, and go far."""
-GENTLY = Manner(level=0.0, lightly=0.0, rate=5e-4, rate_of_many=1e-3, half_believed=0.0, steps=100, replays=False)
+GENTLY = Manner(
+    level=0.0,
+    lightly=0.0,
+    rate=5e-4,
+    rate_of_many=1e-3,
+    half_believed=0.0,
+    steps=100,
+    replays=False,
+    matching=0.0,
+)
 """They are like simulations already, for they were shifted: start from the sharp posterior, and stay near it."""
 
 _CLIP = 5.0
@@ -58,27 +78,38 @@ _ASKED = 200
 
 
 class _Loss(nn.Module):
-    """The estimator's loss as its forward pass: θ (B, p), x (B, ...) and how rough x is (B, 1) -> (B,)."""
+    """The estimator's loss as its forward pass.
 
-    def __init__(self, estimator: nn.Module) -> None:
+    Args:
+        estimator: The density estimator.
+        matching: Weight of the squared distance between what is seen of data and what should be.
+    """
+
+    def __init__(self, estimator: nn.Module, matching: float = 0.0) -> None:
         super().__init__()
-        self.estimator = estimator
+        self.estimator, self.matching = estimator, matching
 
-    def forward(self, theta: Tensor, x: Tensor, levels: Tensor) -> Tensor:
-        aware = roughness_of(self.estimator)
+    def forward(self, theta: Tensor, x: Tensor, levels: Tensor, targets: Tensor | None = None) -> Tensor:
+        """θ (B, p), x (B, ...), how rough x is (B, 1), and what should be seen of its first rows (T, f) -> (B,)."""
+        aware, estimator = roughness_of(self.estimator), cast(Any, self.estimator)
         with nullcontext() if aware is None else aware.at(levels):
-            loss: Tensor = cast(Any, self.estimator).loss(theta, x)
-        return loss
+            loss: Tensor = estimator.loss(theta, x)
+        if targets is None:
+            return loss
+        number = len(targets)
+        with nullcontext() if aware is None else aware.at(levels[:number]):
+            off = (estimator.embedding_net(x[:number]) - targets).square().sum(-1)
+        return torch.cat([loss[:number] + self.matching * off, loss[number:]])
 
 
-def stack(estimator: nn.Module, number: int, level: float) -> Stacked:
+def stack(estimator: nn.Module, number: int, level: float, matching: float = 0.0) -> Stacked:
     """So many copies of a density estimator, told that their data are so rough wherever nobody says otherwise."""
     # statistics of normalisation layers stay as they are, and nothing is dropped at random
     estimator = copy.deepcopy(estimator).eval()
     aware = roughness_of(estimator)
     if aware is not None:
         aware.level.fill_(level)
-    return Stacked([_Loss(estimator)] * number)
+    return Stacked([_Loss(estimator, matching)] * number)
 
 
 class TunedProposal(EnsembleProposal):
@@ -133,6 +164,7 @@ def tune(
     show_progress_bars: bool,
     effort: float = 1.0,
     shift: Shift | None = None,
+    targets: Tensor | None = None,
 ) -> TunedProposal:
     """Fine-tune a member for each fold on the pairs outside it.
 
@@ -145,13 +177,16 @@ def tune(
         show_progress_bars: Whether to show progress once it takes more than two seconds.
         effort: Factor of the number of gradient steps.
         shift: What new observations go through before the members see them.
+        targets: The mean summary of simulations at θ of each pair, (N, f), for the summary of its y to come close to.
 
     Returns:
         All members as one posterior; member k has not seen fold k.
     """
     number, rough = int(folds.max()) + 1, roughness_of(proposal.estimator) is not None
     manner = BOLDLY if shift is None else GENTLY
-    members = stack(proposal.estimator, number, manner.level)
+    targets = targets if manner.matching else None
+    unit = 1.0 if targets is None else max(float(targets.var(0).sum()), 1e-12)
+    members = stack(proposal.estimator, number, manner.level, manner.matching / unit)
     outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
     inside = [(folds == k).nonzero()[:, 0] for k in range(number)]
     held_out = max(map(len, inside))
@@ -159,15 +194,16 @@ def tune(
     steps = max(4, round(effort * steps))  # a cycle of the learning rate has a few
     scale = float(y.std() if replay is None else replay[1].std())
 
-    def draw_batch() -> tuple[Tensor, Tensor, Tensor]:
+    def draw_batch() -> tuple[Tensor, ...]:
         rows = torch.stack([index[torch.randint(len(index), (batch,))] for index in outside])
         thetas, data = theta[rows], y[rows]
         levels = torch.full((number, batch, 1), manner.level, device=y.device)
         if rough and manner.lightly:
             lightly = manner.lightly * torch.rand(number * batch, 1, device=y.device)
             data = distort(data.flatten(0, 1), lightly, scale).unflatten(0, (number, batch))
+        matched = () if targets is None else (targets[rows],)
         if replay is None or not manner.replays:
-            return thetas, data, levels
+            return thetas, data, levels, *matched
         rows = torch.randint(len(replay[0]), (number, replayed), device=y.device)
         old, old_levels = replay[1][rows], draw_levels(number * replayed, y.device)
         if rough:
@@ -177,6 +213,7 @@ def tune(
             torch.cat([thetas, replay[0][rows]], dim=1),
             torch.cat([data, old], dim=1),
             torch.cat([levels, old_levels], dim=1),
+            *matched,
         )
 
     # folds differ by one pair at most: the shorter ones are filled up with a row that does not count
@@ -252,7 +289,7 @@ def _disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 3
 
 def _descend(
     members: Stacked,
-    draw_batch: Callable[[], tuple[Tensor, Tensor, Tensor]],
+    draw_batch: Callable[[], tuple[Tensor, ...]],
     left_out_loss: Callable[[], float],
     steps: int,
     rate: float,
