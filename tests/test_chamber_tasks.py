@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from scipy.stats import kstest, norm
 
 import fmcpe
-from fmcpe import tasks
+from fmcpe import baselines, tasks, train_npe
 from fmcpe._random import seeded
+from fmcpe.diagnostics import central_coverage
 from fmcpe.tasks.light_tunnel_model import Camera, Photographs, hexagon
 from fmcpe.tasks.wind_tunnel_model import DURATION, Impulse, Tunnel
 from fmcpe.tasks.wind_tunnel_prior import HatchMixture
@@ -120,7 +121,8 @@ def test_bounds_of_the_prior_are_fine(name):
         for row in y:
             draws = task.reference_posterior(row, side=side).sample((50,), seed=0)
             assert task.prior.support.check(draws).all()
-            assert len(draws.unique(dim=0)) > 1
+            # to F1, an image that is as bright as can be was painted by one θ alone
+            assert len(draws.unique(dim=0)) > 1 or (side == "simulator" and row.max() == 1)
 
 
 @pytest.mark.parametrize(("name", "options"), [("wind-tunnel", {"seed": s}) for s in range(3)] + [("light-tunnel", {})])
@@ -132,6 +134,24 @@ def test_stand_ins_are_severe(name, options):
     with seeded(0):
         x = task.simulator(theta)
     assert (interval_coverage(task, theta, x, "simulator") - 0.9).abs().max() < 0.07
+
+
+@pytest.mark.parametrize(("name", "simulations"), [("wind-tunnel", 10_000), ("light-tunnel", 4_000)])
+def test_stand_ins_are_severe_for_a_trained_posterior(name, simulations):
+    """What `train_npe` makes, which roughening makes cautious; one that has seen as few images as here is more so yet."""
+    task = tasks.get(name)
+    theta, y = task.test_set(300, seed=0)
+    with seeded(0):
+        net, x = task.embedding_net(), task.simulator(theta)
+    base = train_npe(task.simulator, task.prior, simulations, net, seed=0, max_num_epochs=8, show_progress_bars=False)
+    posterior = baselines.NPE(base, task.prior).fit()
+
+    def coverage(data):
+        draws = posterior.sample_batched((100,), x=data, seed=0, show_progress_bars=False)
+        return central_coverage(draws, theta, 0.9)
+
+    assert coverage(y).mean() < 0.5
+    assert (coverage(x) - 0.9).abs().max() < 0.07
 
 
 @pytest.mark.parametrize("truth", [0.0, 20.0, 44.0])

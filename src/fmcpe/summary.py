@@ -184,7 +184,8 @@ def tune(
     """
     number, rough = int(folds.max()) + 1, roughness_of(proposal.estimator) is not None
     manner = BOLDLY if shift is None else GENTLY
-    targets = targets if manner.matching else None
+    # with few pairs there is more noise in this than help
+    targets = targets if manner.matching and len(theta) >= _MANY_PAIRS else None
     unit = 1.0 if targets is None else max(float(targets.var(0).sum()), 1e-12)
     members = stack(proposal.estimator, number, manner.level, manner.matching / unit)
     outside = [(folds != k).nonzero()[:, 0] for k in range(number)]

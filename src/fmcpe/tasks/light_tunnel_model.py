@@ -48,8 +48,9 @@ def hexagon(size: int = SIZE) -> Tensor:
 class Camera:
     """The stand-in's constants.
 
-    Mixing, white balance and polarisers are those that the makers of the tunnel measured for model F3 (tutorial of the
-    causalchamber package); the rest are a camera's usual ones.
+    Mixing and polarisers are those that the makers of the tunnel measured for model F3 (tutorial of the causalchamber
+    package); dark offset, blur and noise are a camera's usual ones. White balance and exposure are those of a camera that
+    nobody set up: red too dark, green and blue too bright.
 
     Args:
         mixing: S, a row per channel of the sensor.
