@@ -48,7 +48,7 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
         method: Any = METHODS[unit.method](base, task, None)
     if unit.method in SIMULATION_TRAINED:
         method.num_simulations = unit.simulations
-        method.training = replace(method.training, max_num_epochs=changed.get("epochs", unit.epochs))
+        method.training = replace(method.training, max_num_epochs=unit.epochs)
     elif "epochs" in changed and hasattr(method, "training"):
         method.training = replace(method.training, max_num_epochs=changed["epochs"])
     return method

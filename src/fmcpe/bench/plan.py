@@ -67,7 +67,6 @@ class Preset:
         grid_test: Test pairs of `sensitivity`.
         recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
         paper_recipe: The same for the paper's recipe alone, but where it is timed. 200 epochs are those of its research code.
-        jnpe_recipe: The same for J-NPE, which trains on all simulations for every fit.
     """
 
     tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
@@ -94,12 +93,10 @@ class Preset:
     grid_test: int = 3000
     recipe: Options = ()
     paper_recipe: Options = ()
-    jnpe_recipe: Options = ()
 
     def recipe_of(self, method: str) -> Options:
         """What is changed in the recipe of a method."""
-        own = self.paper_recipe if "-paper" in method else self.jnpe_recipe if method == "j-npe" else ()
-        return options(**dict(self.recipe) | dict(own))
+        return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
 
 
 PRESETS = {
@@ -120,7 +117,6 @@ PRESETS = {
         clips=(1.0, None),
         grid_test=300,
         paper_recipe=options(epochs=200),
-        jnpe_recipe=options(epochs=8),
     ),
     "smoke": Preset(
         stage_tasks=("gaussian", "pendulum"),
@@ -218,7 +214,7 @@ def _speed(p: Preset) -> Iterable[Unit]:
 def _timed(p: Preset, methods: Iterable[str]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
     # what is timed is what people run: no recipe is cut but for a look at whether everything runs
-    p = replace(p, paper_recipe=(), jnpe_recipe=())
+    p = replace(p, paper_recipe=())
     return _grid(replace(p, evaluation=clock, sizes=p.timed_sizes, sets=1), p.tasks, methods)
 
 
