@@ -174,9 +174,7 @@ def test_the_csv_of_sbc_has_its_statistics(tmp_path):
 def test_notes_say_how_many_sets_each_method_has(tmp_path):
     results = Results.read(fill(tmp_path, ["main"], preset="quick"))
     note = tables.metric_table(results, "main", "energy").note
-    assert note.startswith(
-        "Mean ± std over 3 calibration sets; j-npe: 1 only; npe, nnpe, reference: one fit, without pairs."
-    )
+    assert note.startswith("Mean ± std over 3 calibration sets; npe, nnpe, reference: one fit, without pairs.")
 
 
 def test_the_commit_is_recorded_where_git_keeps_the_code(tmp_path, monkeypatch):

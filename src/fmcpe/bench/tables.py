@@ -53,16 +53,13 @@ def so_far(results: Results, experiment: str) -> str:
 
 
 def sets_note(results: Results, experiment: str, sets: str = "calibration sets") -> str:
-    """Over how many sets the means are, and which methods have fewer."""
+    """Over how many sets the means are, and which methods need none."""
     numbers = {
         method: len({row.unit.set for row in results.planned(experiment) if row.unit.method == method})
         for method in results.methods(experiment)
     }
     most = max((n for method, n in numbers.items() if method not in WITHOUT_PAIRS), default=1)
     parts = [f"Mean ± std over {most} {sets}" if most > 1 else f"One {sets[:-1]}, no std"]
-    for fewer in sorted({n for n in numbers.values() if n < most}):
-        names = [method for method, n in numbers.items() if n == fewer and method not in WITHOUT_PAIRS]
-        parts += [f"{', '.join(names)}: {fewer} only"] if names else []
     single = [method for method in numbers if method in WITHOUT_PAIRS]
     parts += [f"{', '.join(single)}: one fit, without pairs"] if single and most > 1 else []
     return "; ".join(parts) + "."
