@@ -139,7 +139,9 @@ def test_reference_contract(task, side):
     assert draws.dtype == torch.float32
     assert task.prior.support.check(draws).all()
     assert torch.equal(task.reference_posterior(y[:1], side=side).sample([3, 40], seed=5), draws)
-    assert not torch.equal(reference.sample((3, 40), seed=6), draws)
+    # to the light tunnel's simulator, an image that is as bright as can be was painted by one θ alone
+    painted_by_one = task.name == "light-tunnel" and side == "simulator" and y[0].max() == 1
+    assert torch.equal(reference.sample((3, 40), seed=6), draws) == painted_by_one
     assert reference.sample(()).shape == (len(task.theta_names),)
     assert reference.sample((0,)).shape == (0, len(task.theta_names))
 
