@@ -175,3 +175,16 @@ def test_speed_runs_for_real_and_prints_its_table(tmp_path, capsys):
         assert task in out
     assert main(command) == 0
     assert "0 now" in capsys.readouterr().out
+
+
+def test_some_methods_of_an_experiment_are_units_of_the_whole():
+    whole, some = plan("frontier", "quick"), plan("frontier", "quick", methods=["fmcpe", "dpe"])
+    assert {unit.method for unit in some} == {"", "fmcpe", "dpe"}
+    assert set(some) < set(whole)
+    with pytest.raises(ValueError, match=r"'nonsense'.*fmcpe-paper"):
+        plan("frontier", "quick", methods=["fmcpe", "nonsense"])
+
+
+def test_what_is_timed_is_the_recipe_as_it_is():
+    assert {dict(unit.recipe).get("epochs") for unit in plan("main", "quick") if unit.method == "fmcpe-paper"} == {200}
+    assert all(not unit.recipe for unit in plan("timing", "quick"))

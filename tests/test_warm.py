@@ -9,13 +9,14 @@ from torch import nn
 
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
+from fmcpe.calibrate import calibrate, disagreement
 from fmcpe.diagnostics import central_coverage
 from fmcpe.evidence import Evidence, is_informed, left_out
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
-from fmcpe.summary import _calibrate, _disagreement, can_be_tuned, stack, tune
+from fmcpe.summary import can_be_tuned, stack, tune
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +143,20 @@ def test_members_are_evaluated_together_as_one_by_one(base_with_embedding):
     alone = list(members.members(members.snapshot()))[1].estimator
     with roughness_of(alone).at(levels[1]):
         torch.testing.assert_close(alone.loss(theta[1], x[1]), together[1], atol=1e-5, rtol=1e-5)
+
+
+def test_summaries_that_are_off_cost_what_they_are_off(base_with_embedding):
+    """The first rows only, in units that the caller chose; all others, and the loss without targets, are as they were."""
+    theta, x, levels = PRIOR.sample((2, 6)), torch.randn(2, 6, 3), torch.full((2, 6, 1), 0.5)
+    members = stack(base_with_embedding.posterior_estimator, 2, level=0.5, matching=3.0)
+    plain = members(theta, x, levels)
+    with torch.no_grad():
+        alike = stack(base_with_embedding.posterior_estimator, 1, level=0.5).skeleton.estimator
+        seen = alike.embedding_net(x[:, :4].flatten(0, 1))
+    targets = seen.unflatten(0, (2, 4)) + 2.0
+    added = members(theta, x, levels, targets) - plain
+    torch.testing.assert_close(added[:, 4:], torch.zeros(2, 2))
+    torch.testing.assert_close(added[:, :4], torch.full((2, 4), 3.0 * 4.0 * seen.shape[1]), atol=1e-3, rtol=1e-4)
 
 
 def test_fine_tuning_learns_from_the_pairs_and_leaves_the_base_posterior_alone(base_with_embedding):
@@ -311,7 +326,7 @@ def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embed
     truth = as_proposal(base_with_embedding).summarised()
     theta = truth.sample(truth.summarise(x))
     members = members_of(base_with_embedding, 2, width)
-    _calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)], half_believed=100.0)
+    calibrate(members, theta, x, [torch.arange(1000), torch.arange(1000, 2000)], half_believed=100.0)
     for member in members:
         torch.testing.assert_close(member.estimator.net.base.scale, torch.ones(2), atol=0.1, rtol=0)
     draws = torch.stack([members[0].sample(members[0].summarise(x[:500])) for _ in range(200)])
@@ -321,7 +336,7 @@ def test_members_that_are_too_sure_or_not_sure_enough_are_mended(base_with_embed
 def test_few_pairs_are_hardly_believed(base_with_embedding):
     theta = PRIOR.sample((10,))
     members = members_of(base_with_embedding, 2, 0.5)
-    _calibrate(members, theta, simulate(theta), [torch.arange(5), torch.arange(5, 10)], half_believed=100.0)
+    calibrate(members, theta, simulate(theta), [torch.arange(5), torch.arange(5, 10)], half_believed=100.0)
     assert float((members[0].estimator.net.base.scale / 0.5 - 1).abs().max()) < 0.1
 
 
@@ -329,12 +344,12 @@ def test_members_that_disagree_are_narrowed_for_it(base_with_embedding):
     """Two members, each off by as much to either side: their mixture is wide though their mean is right."""
     x = simulate(PRIOR.sample((100,)))
     agreeing = members_of(base_with_embedding, 2, 1.0)
-    assert float(_disagreement(agreeing, x).max()) < 0.02
+    assert float(disagreement(agreeing, x).max()) < 0.02
     apart = members_of(base_with_embedding, 2, 1.0)
     for sign, member in zip((1.0, -1.0), apart, strict=True):
         member.estimator.net.base.loc.add_(sign)
     # means at +1 and -1: a variance of 2 between them, in units of the variance within
-    torch.testing.assert_close(_disagreement(apart, x), torch.full((2,), 2.0), atol=0.5, rtol=0)
+    torch.testing.assert_close(disagreement(apart, x), torch.full((2,), 2.0), atol=0.5, rtol=0)
 
 
 def test_a_stretched_member_has_the_density_of_its_draws(base_with_embedding):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from fmcpe.adapters import DensityProposal, EnsembleProposal
+from fmcpe.calibrate import calibrate
 from fmcpe.proposal import Proposal
 from fmcpe.roughen import distort, draw_levels, roughness_of
 from fmcpe.shift import Shift
@@ -70,11 +71,6 @@ _CLIP = 5.0
 _LOOKS = 20
 _MANY_PAIRS = 100
 _MOST_STEPS = 800
-_CENTRAL = 0.8
-_FACTORS = 0.5, 4.0
-_FURTHEST_APART = 2.0
-_ASKED = 200
-"""Observations that members are compared on."""
 
 
 class _Loss(nn.Module):
@@ -234,7 +230,7 @@ def tune(
         posterior.posterior_estimator = cast(_Loss, member).estimator
         tuned.append(DensityProposal(posterior, proposal.prior))
     together = TunedProposal(tuned, proposal, shift)
-    _calibrate(together.members, theta, y, inside, manner.half_believed)
+    calibrate(together.members, theta, y, inside, manner.half_believed)
     return together
 
 
@@ -248,44 +244,8 @@ def shifted(proposal: DensityProposal, theta: Tensor, y: Tensor, shift: Shift) -
         shift: What new observations go through.
     """
     alone = TunedProposal([DensityProposal(copy.deepcopy(proposal.posterior), proposal.prior)], proposal, shift)
-    _calibrate(alone.members, theta, y, [torch.arange(len(y), device=y.device)], GENTLY.half_believed)
+    calibrate(alone.members, theta, y, [torch.arange(len(y), device=y.device)], GENTLY.half_believed)
     return alone
-
-
-def _calibrate(
-    members: Sequence[Proposal], theta: Tensor, y: Tensor, inside: Sequence[Tensor], half_believed: float
-) -> None:
-    r"""Widen or narrow all members so that together they are as sure as they should be.
-
-    In units of its latent numbers a member's spread is 1, and the left-out truth lies at a spread of e. The mean of all members
-    is closer to the truth by what they disagree, b, while their mixture is wider by it: \( (e^2 - b) / (1 + b) \) is the
-    factor of the variance. It is believed the more, the more pairs there are: half of it with `half_believed` of them.
-    """
-    able = [member for member in members if isinstance(member, DensityProposal) and member.has_latent]
-    if len(able) < len(members):
-        return
-    left_out = [m.latent(theta[rows], m.summarise(y[rows])) for m, rows in zip(able, inside, strict=True)]
-    wanted = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor((1 + _CENTRAL) / 2))
-    spread = torch.cat(left_out).abs().nan_to_num(nan=1.0).quantile(_CENTRAL, dim=0) / wanted.to(y)
-    apart = _disagreement(able, y[torch.randperm(len(y), device=y.device)[:_ASKED]])
-    factor = ((spread.square() - apart).clamp_min(0.0) / (1 + apart)).sqrt().clamp(*_FACTORS)
-    for member in able:
-        member.widen(1 + len(theta) / (len(theta) + half_believed) * (factor - 1))
-
-
-def _disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 32) -> Tensor:
-    """Variance between the means of members over the variance within them, for each latent number: (p,)."""
-    if len(members) == 1:
-        return y.new_zeros(())
-    first, means, within = members[0].summarise(y).repeat_interleave(copies, dim=0), [], []
-    for member in members:
-        theta = member.sample(member.summarise(y).repeat_interleave(copies, dim=0))
-        latent = members[0].latent(theta, first).unflatten(0, (len(y), copies))
-        means.append(latent.mean(1))
-        within.append(latent.var(1))
-    variance = torch.stack(within).mean(0)
-    between = torch.stack(means).var(0) - variance / copies
-    return (between / variance).nan_to_num(nan=0.0).clamp(0.0, _FURTHEST_APART).mean(0)
 
 
 def _descend(
