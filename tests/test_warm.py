@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from conftest import PRIOR, simulate
+from sbi.neural_nets import posterior_nn
 from torch import nn
 
 import fmcpe
@@ -12,11 +13,12 @@ from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
 from fmcpe.calibrate import calibrate, disagreement
 from fmcpe.diagnostics import central_coverage
 from fmcpe.evidence import Evidence, is_informed, left_out
+from fmcpe.members import stack, unstacked
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
-from fmcpe.summary import can_be_tuned, stack, tune
+from fmcpe.summary import can_be_tuned, tune
 
 
 @pytest.fixture(autouse=True)
@@ -130,29 +132,58 @@ def test_a_roughened_base_posterior_knows_how_rough(base_with_embedding):
     assert float(wider.mean()) > 3 * float(wider.std()) / len(wider) ** 0.5
 
 
-def test_members_are_evaluated_together_as_one_by_one(base_with_embedding):
-    members = stack(base_with_embedding.posterior_estimator, 3, level=0.5)
+@pytest.fixture(params=["natively", "by themselves"])
+def stacked(request, monkeypatch):
+    """`stack` with zuko's flow evaluated for all members at once, and as for any other estimator."""
+    if request.param == "by themselves":
+        monkeypatch.setattr("fmcpe.members.natively", lambda flow: None)
+    return stack
+
+
+def test_members_are_evaluated_together_as_one_by_one(base_with_embedding, stacked):
+    estimator = base_with_embedding.posterior_estimator
+    members = stacked(estimator, 3, level=0.5)
     with torch.no_grad():
         for value in members.weights.values():
             value.add_(0.01 * torch.randn_like(value))
     theta, levels = PRIOR.sample((3, 7)), torch.rand(3, 7, 1)
     x = simulate(theta.flatten(0, 1)).unflatten(0, (3, 7))
     together = members(theta, x, levels)
-    members._together = False
-    torch.testing.assert_close(together, members(theta, x, levels), atol=1e-5, rtol=1e-5)
-    alone = list(members.members(members.snapshot()))[1].estimator
-    with roughness_of(alone).at(levels[1]):
-        torch.testing.assert_close(alone.loss(theta[1], x[1]), together[1], atol=1e-5, rtol=1e-5)
+    together.mean(1).sum().backward()
+    for k, loss in enumerate(members.members(members.snapshot())):
+        alone = unstacked(loss, estimator)
+        assert float(roughness_of(alone).level) == 0.5
+        with roughness_of(alone).at(levels[k]):
+            expected = alone.loss(theta[k], x[k])
+        torch.testing.assert_close(together[k], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(members.alone(k, theta[k], x[k], levels[k]), expected, atol=1e-5, rtol=1e-5)
+        expected.mean().backward()
+        last = [p.grad for p in alone.net.parameters()][-1]
+        own = [w.grad[k] for name, w in members.weights.items() if ".transform" in name][-1]
+        torch.testing.assert_close(own, last, atol=1e-5, rtol=1e-3)
 
 
-def test_summaries_that_are_off_cost_what_they_are_off(base_with_embedding):
+def test_a_flow_of_another_library_is_stacked_too():
+    """Sbi's default flow is not zuko's: its members are asked by themselves."""
+    theta = PRIOR.sample((50,))
+    estimator = posterior_nn("maf", embedding_net=nn.Linear(3, 4), hidden_features=8, num_transforms=2)(
+        theta, simulate(theta)
+    )
+    members = stack(estimator, 2, level=0.0)
+    x, levels = simulate(theta[:10]).unflatten(0, (2, 5)), torch.zeros(2, 5, 1)
+    together = members(theta[:10].unflatten(0, (2, 5)), x, levels)
+    expected = estimator.loss(theta[:10], x.flatten(0, 1))
+    torch.testing.assert_close(together.flatten(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_summaries_that_are_off_cost_what_they_are_off(base_with_embedding, stacked):
     """The first rows only, in units that the caller chose; all others, and the loss without targets, are as they were."""
     theta, x, levels = PRIOR.sample((2, 6)), torch.randn(2, 6, 3), torch.full((2, 6, 1), 0.5)
-    members = stack(base_with_embedding.posterior_estimator, 2, level=0.5, matching=3.0)
+    members = stacked(base_with_embedding.posterior_estimator, 2, level=0.5, matching=3.0)
     plain = members(theta, x, levels)
     with torch.no_grad():
-        alike = stack(base_with_embedding.posterior_estimator, 1, level=0.5).skeleton.estimator
-        seen = alike.embedding_net(x[:, :4].flatten(0, 1))
+        alike = next(members.members(members.snapshot()))
+        seen = unstacked(alike, base_with_embedding.posterior_estimator).embedding_net(x[:, :4].flatten(0, 1))
     targets = seen.unflatten(0, (2, 4)) + 2.0
     added = members(theta, x, levels, targets) - plain
     torch.testing.assert_close(added[:, 4:], torch.zeros(2, 2))

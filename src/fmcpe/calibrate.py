@@ -13,7 +13,7 @@ from fmcpe.proposal import Proposal
 _CENTRAL = 0.8
 _FACTORS = 0.5, 4.0
 _FURTHEST_APART = 2.0
-_ASKED = 200
+_ASKED = 100
 """Observations that members are compared on."""
 
 
@@ -38,7 +38,7 @@ def calibrate(
         member.widen(1 + len(theta) / (len(theta) + half_believed) * (factor - 1))
 
 
-def disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 32) -> Tensor:
+def disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 24) -> Tensor:
     """Variance between the means of members over the variance within them, for each latent number: (p,)."""
     if len(members) == 1:
         return y.new_zeros(())

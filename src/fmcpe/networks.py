@@ -36,9 +36,13 @@ class Linear(nn.Linear):
     """A linear layer whose weights may be those of several networks, (K, out, in), each for its own rows, (K, B, in)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            return super().forward(input)
-        return torch.baddbmm(self.bias[:, None], input, self.weight.mT)
+        return self.linear(input, self.weight)
+
+    def linear(self, input: Tensor, weight: Tensor) -> Tensor:
+        """The layer with other weights than its own."""
+        if weight.ndim == 2:
+            return nn.functional.linear(input, weight, self.bias)
+        return torch.baddbmm(self.bias[:, None], input, weight.mT)
 
 
 class GatedBlock(nn.Module):

@@ -19,7 +19,8 @@ from fmcpe.recipe import Recipe
 from fmcpe.stacked import Stacked
 from fmcpe.warm import draw_through
 
-_LOOKS = 10
+_LOOKS, _PATIENCE = 10, 3
+"""Looks at the left-out loss while the flows train, and how many in a row may find nothing better before it ends."""
 
 
 def refine(
@@ -56,12 +57,14 @@ def _train(z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor, recipe: Reci
     untrained = [_untrained(z1.shape[1], features.shape[1], len(z1), recipe).to(z1.device) for _ in outside]
     stacked = Stacked(untrained, natively=True)
     optimiser = torch.optim.Adam(stacked.weights.values(), lr=recipe.learning_rate, fused=True)
-    lowest, best = math.inf, stacked.snapshot()
+    lowest, best, waited = math.inf, stacked.snapshot(), 0
     for step in range(recipe.epochs + 1):
         if step % max(1, recipe.epochs // _LOOKS) == 0:
-            loss = _held_out_loss(stacked, z0, z1, features, folds)
+            loss, waited = _held_out_loss(stacked, z0, z1, features, folds), waited + 1
             if loss < lowest:
-                lowest, best = loss, stacked.snapshot()
+                lowest, best, waited = loss, stacked.snapshot(), 0
+            if waited >= _PATIENCE:
+                break
         rows = torch.stack([index[torch.randint(len(index), size, device=z1.device)] for index in outside])
         draw = torch.randint(z0.shape[1], rows.shape, device=z1.device)
         optimiser.zero_grad()

@@ -18,33 +18,26 @@ class Stacked:
 
     Args:
         modules: The members as they start: one module for each, alike but for their weights.
-        natively: Whether the module itself takes stacked weights and rows (`fmcpe.networks.Linear`), which is fastest.
+        natively: Whether the module itself takes stacked weights and rows (`fmcpe.networks.Linear`), which is fastest; parts
+            that do not go into an `Each`.
     """
 
     def __init__(self, modules: Sequence[nn.Module], natively: bool = False) -> None:
         self.number, self.skeleton = len(modules), copy.deepcopy(modules[0])
         stacked, self.buffers = stack_module_state(list(modules))
         self.weights: Weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
-        self._natively, self._together = natively, True
+        self._natively, self._by_itself = natively, _ByItself()
 
     def __call__(self, *rows: Tensor) -> Tensor:
         """Each member at its share of the rows: tensors (K, B, ...) -> (K, ...)."""
         if self._natively:
-            return self._one(self.weights, {}, *rows)
-        if self._together:
-            try:
-                return vmap(self._one, randomness="different")(self.weights, self.buffers, *rows)
-            except RuntimeError:  # a layer that cannot be batched over weights
-                self._together = False
-        return torch.stack([self.alone(k, *(r[k] for r in rows)) for k in range(self.number)])
+            out: Tensor = functional_call(self.skeleton, self.weights, rows)
+            return out
+        return self._by_itself(self.skeleton, self.weights, self.buffers, *rows)
 
     def alone(self, index: int, *rows: Tensor) -> Tensor:
         """One member at rows of its own: tensors (B, ...) -> (...)."""
-        return self._one(_row(self.weights, index), _row(self.buffers, index), *rows)
-
-    def _one(self, weights: Weights, buffers: Weights, *rows: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.skeleton, (weights, buffers), rows)
-        return out
+        return _apply(self.skeleton, _row(self.weights, index), _row(self.buffers, index), *rows)
 
     def snapshot(self) -> Weights:
         """The weights as they are now, to come back to."""
@@ -64,6 +57,49 @@ class Stacked:
         factor = (largest / norm.clamp_min(1e-12)).clamp_max(1.0)
         for g in gradients:
             g.mul_(factor.reshape(self.number, *([1] * (g.ndim - 1))))
+
+
+class Each(nn.Module):
+    """A part of a native network that itself knows nothing of stacked weights: each member's is asked about its own rows.
+
+    Args:
+        net: The part; its buffers are the same for all members.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self._by_itself = net, _ByItself()
+        self._ndim = next(net.parameters()).ndim
+
+    def forward(self, *rows: Tensor) -> Tensor:
+        """Rows (K, B, ...) where the weights are stacked at the moment, (B, ...) otherwise."""
+        weights: Weights = dict(self.net.named_parameters())
+        if next(iter(weights.values())).ndim == self._ndim:
+            out: Tensor = self.net(*rows)
+            return out
+        return self._by_itself(self.net, weights, {}, *rows)
+
+
+class _ByItself:
+    """One network with the weights of many, and rows of each; one after the other where a layer cannot be batched."""
+
+    def __init__(self) -> None:
+        self.together = True
+
+    def __call__(self, module: nn.Module, weights: Weights, buffers: Weights, *rows: Tensor) -> Tensor:
+        if self.together:
+            try:
+                return vmap(lambda *each: _apply(module, *each), randomness="different")(weights, buffers, *rows)
+            except RuntimeError:  # a layer that cannot be batched over weights
+                self.together = False
+        return torch.stack(
+            [_apply(module, _row(weights, k), _row(buffers, k), *(r[k] for r in rows)) for k in range(len(rows[0]))]
+        )
+
+
+def _apply(module: nn.Module, weights: Weights, buffers: Weights, *rows: Tensor) -> Tensor:
+    out: Tensor = functional_call(module, (weights, buffers), rows)
+    return out
 
 
 def _row(stacked: Weights, index: int) -> Weights:
