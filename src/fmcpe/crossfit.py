@@ -1,6 +1,6 @@
 r"""The default recipe: a warm start in closed form or by fine-tuning, chosen by evidence, and θ-flows that refine it.
 
-    for each way to start:                                      prior, uncorrected, stepped, moved, shifted, tuned
+    for each way to start:                                      prior, uncorrected, stepped, moved, inverted, ...
         for each fold: fit it on the other folds, draw z_0 for the pairs of this one
     keep the best by left-out energy score, if it is clearly better      fmcpe.evidence
     for each fold: train u_Θ from left-out z_0 to θ of the other folds   flow matching, as in fmcpe.correction
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from fmcpe._errors import FMCPEWarning
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
 from fmcpe.evidence import PRIOR, Evidence, is_informed, left_out
+from fmcpe.forward import FEWEST_PAIRS, choose_size, coordinates, fit_forward
+from fmcpe.inversion import AfterFirst, InvertedProposal, draw_pool
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
@@ -105,6 +107,7 @@ class CrossFit:
         self.copies = max(FEWEST_DRAWS, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
         self.adapted: dict[str, TunedProposal] = {}
         self.shift_helps = False
+        self._pool: Tensor | None = None
 
     def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Simulations at θ of the pairs: summaries (N, S, ...), and the mean of the raw ones (N, ...)."""
@@ -156,6 +159,8 @@ class CrossFit:
                 z0 = self._draw(self.adapted[name].members[k], y[inside])
             elif name == "shifted":
                 z0 = self._draw(self._shift(outside), y[inside])
+            elif name == "inverted":
+                z0 = self._draw(self._invert(outside), y[inside])
             else:
                 z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
             draws[inside] = z0.unflatten(0, (len(inside), self.copies))
@@ -165,6 +170,17 @@ class CrossFit:
         """z_0 for raw observations."""
         x = proposal.summarise(y).repeat_interleave(self.copies, dim=0)
         return self.space.to_z_safely(proposal.sample(x))
+
+    def _invert(self, rows: Tensor) -> InvertedProposal:
+        """Bayes' rule for real data regressed on θ, by some of the pairs."""
+        if self._pool is None:
+            self._pool = draw_pool(self.raw.prior, self.y.device)
+            self._where = coordinates(self.y, self._pool)
+            self._reduced = self._where.reduce(self.y)
+            # two whole numbers, chosen once by all pairs
+            self._size = choose_size(self.theta_inside, self._reduced, self._where, self._pool)
+        forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, self._size)
+        return InvertedProposal(forward, self.proposal, self._pool)
 
     def _shift(self, rows: Tensor) -> TunedProposal:
         """The base posterior asked about shifted data, by some of the pairs."""
@@ -238,6 +254,8 @@ class CrossFit:
             return
         if self.can_move:
             yield "moved"
+        if len(self.theta) >= FEWEST_PAIRS:
+            yield "inverted"
         if can_be_tuned(self.raw):
             if self.x_mean is not None:
                 yield "shifted"
@@ -246,6 +264,11 @@ class CrossFit:
     def final(self, kept: str) -> WarmChain:
         """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
         rows = torch.arange(len(self.theta), device=self.theta.device)
+        if kept == "inverted":
+            inverted = self._invert(rows)
+            chain = self._chain(inverted)
+            chain.summary = nn.Sequential(AfterFirst(inverted.forward.size.directions), self.summary)
+            return chain
         if kept == "shifted":
             self.adapted[kept] = self._shift(rows)
         elif kept != "tuned":

@@ -14,6 +14,7 @@ _STARTS = {
     "x-only": "y moved to the simulations by regression",
     "stepped": "the base posterior's draws shifted and stretched",
     "moved": "y moved to the simulations by regression, draws then shifted and stretched",
+    "inverted": "real data regressed on the parameters, and Bayes' rule",
     "shifted": "y shifted towards the simulations by regression, the base posterior as sure as it should be",
     "tuned": "the base posterior fine-tuned on the pairs",
 }

@@ -1,0 +1,193 @@
+r"""Real data regressed on the parameters that made them: a likelihood out of a few pairs.
+
+    s(y) = B φ(θ) + b + ε,   s: the leading directions of the data, φ: powers and products of θ, ε: Student's t
+
+A pair says what reality makes of a θ, with no simulator in between. Where that is smooth in θ, as it is for a sensor, an
+intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
+posterior that is right as far as the regression is. The degree of the polynomial and the number of directions are those with
+which left-out θ are best told from draws of the prior. Where data have a random phase, the regression finds nothing, and
+the evidence throws it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fmcpe.networks import SERIES_FROM
+from fmcpe.source import Ridge, fit_ridge
+from fmcpe.spaces import FlatStandardiser, Standardiser
+
+FEWEST_PAIRS = 8
+"""Pairs from which a regression is tried."""
+
+_DEGREES = (1, 2, 3)
+_DIRECTIONS = (3, 6, 12, 24)
+_MOST_FEATURES, _MOST_DIRECTIONS = 300, 64
+_FOLDS = 5
+
+
+class Size(NamedTuple):
+    """How large a regression is."""
+
+    degree: int
+    """Of the polynomial in θ."""
+    directions: int
+    """Of the data."""
+
+
+class Forward(nn.Module):
+    """The regression, its residuals whitened.
+
+    Args:
+        parameters: p.
+        numbers: How many numbers an observation has.
+        size: Degree and directions.
+    """
+
+    directions: Tensor
+    whitening: Tensor
+
+    def __init__(self, parameters: int, numbers: int, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.terms = [
+            torch.tensor(list(combinations_with_replacement(range(parameters), k))) for k in range(1, size.degree + 1)
+        ]
+        features = sum(map(len, self.terms))
+        self.theta_scale = Standardiser(torch.zeros(2, parameters))
+        self.feature_scale = Standardiser(torch.zeros(2, features))
+        self.data_scale = FlatStandardiser(torch.zeros(2, numbers))
+        self.register_buffer("directions", torch.zeros(numbers, size.directions))
+        self.register_buffer("whitening", torch.eye(size.directions))
+        self.ridge = Ridge(features, size.directions)
+
+    def see(self, y: Tensor) -> Tensor:
+        """Observations (B, ...) in whitened directions, (B, q)."""
+        return self.data_scale(y.flatten(1)) @ self.directions @ self.whitening
+
+    def see_reduced(self, data: Tensor, where: Coordinates) -> Tensor:
+        """The same for observations in the coordinates that it was fitted in, (B, r)."""
+        directions = self.directions if where.basis is None else where.basis.T @ self.directions
+        return data @ directions @ self.whitening
+
+    def features(self, theta: Tensor) -> Tensor:
+        """Powers and products of physical θ, (B, F)."""
+        u = self.theta_scale(theta)
+        return self.feature_scale(self._powers(u))
+
+    def _powers(self, u: Tensor) -> Tensor:
+        return torch.cat([u[:, index].prod(-1) for index in self.terms], dim=-1)
+
+    def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
+        features = self.features(theta)
+        return self.ridge(features) @ self.whitening, 1 + self.ridge.leverage(features)
+
+    def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
+        """Student's t, with as many degrees of freedom as there are pairs, up to a constant.
+
+        Args:
+            squared_distance: Between what is seen and what is expected.
+            factor: Of the variance, shaped to go with it.
+        """
+        freedom, directions = self.ridge.count, self.size.directions
+        tail = torch.log1p(squared_distance / (factor * freedom))
+        return -0.5 * ((freedom + directions) * tail + directions * factor.log())
+
+    def row_by_row(self, theta: Tensor, seen: Tensor) -> Tensor:
+        """Log likelihood of each row of θ (B, p) for its own row of what is seen (B, q)."""
+        mean, factor = self.expect(theta)
+        return self.log_likelihood((seen - mean).square().sum(-1), factor)
+
+    def against_all(self, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+        """Log likelihood of all θ, of which N are `expect`ed, for all rows of what is seen (K, q): (K, N)."""
+        mean, factor = expected
+        squared = seen.square().sum(1)[:, None] + mean.square().sum(1) - 2 * seen @ mean.T
+        return self.log_likelihood(squared.clamp_min(0.0), factor)
+
+
+class Coordinates(NamedTuple):
+    """Where regressions of one set of pairs work: units that all share, and few directions where there are many numbers."""
+
+    theta_scale: Standardiser
+    data_scale: FlatStandardiser
+    basis: Tensor | None
+    """Orthonormal directions of standardised data, (d, r); all of them if None."""
+
+    def reduce(self, y: Tensor) -> Tensor:
+        """Data (N, ...) in these coordinates, (N, r)."""
+        data = self.data_scale(y.flatten(1))
+        return data if self.basis is None else data @ self.basis
+
+
+def coordinates(y: Tensor, prior_theta: Tensor) -> Coordinates:
+    """Coordinates for pairs with these observations, (N, ...), and a prior with these draws, (M, p)."""
+    flat = y.flatten(1)
+    scale = FlatStandardiser(flat)
+    if y.ndim > 2 or flat.shape[1] >= SERIES_FROM:  # numbers of a series or an image share a unit
+        scale.std.fill_(float(flat.std().clamp_min(1e-30)))
+    basis = None
+    if flat.shape[1] > 4 * _MOST_DIRECTIONS:
+        basis = torch.svd_lowrank(scale(flat), q=min(_MOST_DIRECTIONS, len(flat)), niter=4)[2]
+    return Coordinates(Standardiser(prior_theta), scale, basis)
+
+
+def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size) -> Forward:
+    """Fit the regression.
+
+    Args:
+        theta: Physical parameters of the pairs, (N, p).
+        data: Their observations in these coordinates, (N, r).
+        where: The coordinates.
+        size: Degree and directions.
+    """
+    number, basis = len(data), where.basis
+    forward = Forward(theta.shape[1], where.data_scale.mean.numel(), size).to(data.device)
+    forward.theta_scale, forward.data_scale = where.theta_scale, where.data_scale
+    directions = torch.linalg.svd(data - data.mean(0), full_matrices=False)[2][: size.directions].T
+    forward.directions.copy_(directions if basis is None else basis @ directions)
+    powers = forward._powers(forward.theta_scale(theta))
+    forward.feature_scale = Standardiser(powers)
+    fit = fit_ridge(forward.feature_scale(powers), data @ directions)
+    forward.ridge = fit.ridge
+    residual = (fit.residual / (1 + fit.leverage).sqrt()[:, None]).double()
+    covariance = residual.T @ residual / number
+    # the fewer pairs, the less their residuals say of how directions go together
+    own = covariance.diagonal().clamp_min(1e-9 * float(covariance.diagonal().mean()) + 1e-30)
+    covariance = (number * covariance + size.directions * torch.diag(own)) / (number + size.directions)
+    root = torch.linalg.cholesky(covariance)
+    forward.whitening.copy_(torch.linalg.inv(root).T)
+    return forward
+
+
+def choose_size(theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor) -> Size:
+    """The size with which left-out θ are best told from draws of the prior, given y: five folds, the mean log probability."""
+    folds, scores = torch.arange(len(data), device=data.device) % min(_FOLDS, len(data)), {}
+    for size in _sizes(theta.shape[1], *data.shape):
+        total = 0.0
+        for k in range(int(folds.max()) + 1):
+            inside, outside = folds == k, folds != k
+            forward = fit_forward(theta[outside], data[outside], where, size)
+            seen = forward.see_reduced(data[inside], where)
+            true = forward.row_by_row(theta[inside], seen)[:, None]
+            others = forward.against_all(forward.expect(prior_theta), seen)
+            total += float((true[:, 0] - torch.cat([true, others], dim=1).logsumexp(1)).sum())
+        scores[size] = total
+    return max(scores, key=lambda size: scores[size])
+
+
+def _sizes(parameters: int, pairs: int, numbers: int) -> Iterator[Size]:
+    """Sizes that so many pairs and numbers allow; all numbers of a short vector are a choice too."""
+    most = min(numbers, pairs - -(-pairs // _FOLDS) - 2)
+    for directions in sorted(
+        {min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))}
+    ):
+        for degree in _DEGREES:
+            size = Size(degree, directions)
+            if sum(map(len, Forward(parameters, 1, size).terms)) <= _MOST_FEATURES or degree == 1:
+                yield size

@@ -1,0 +1,188 @@
+r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \theta) p(\theta) \), drawn in closed steps.
+
+    θ_0:       one of a pool of draws of the prior, each as likely as p(y|θ)^β says, β so small that many of them count
+    β -> 1:    Metropolis steps z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise
+
+The difference of two draws of the pool knows the posterior's shape, bent or correlated as it may be, and needs no tuning.
+Where the pool is fine enough for the posterior, β is 1 from the start, and the draws are exact but for the pool's size.
+All rows take their steps at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, MultivariateNormal
+
+from fmcpe._random import seeded
+from fmcpe.forward import Forward
+from fmcpe.proposal import Proposal
+from fmcpe.spaces import ParameterSpace
+
+POOL = 4096
+"""Draws of the prior that every draw of the posterior starts from."""
+
+_STEPS, _WARMING = 32, 20
+"""Metropolis steps, and how many of them β takes to reach 1."""
+_COUNTED, _GAP = 64, 3.0
+"""β: so many draws of the pool are within a factor of e to this of the most likely one."""
+_SCALES = torch.tensor([1.0, 0.4, 0.1])
+_ROWS = 1000
+"""Rows at a time."""
+_FOR_EVIDENCE = 512
+
+
+class InvertedProposal(Proposal):
+    """The posterior of a regression of real data on θ.
+
+    It is a function of what the regression sees of the data, and of what the base posterior sees of them: (q + f,).
+
+    Args:
+        forward: The regression.
+        base: The base posterior: its prior, and what it sees of data (for the flows that may follow).
+        pool: Draws of the prior, physical, (M, p).
+    """
+
+    def __init__(self, forward: Forward, base: Proposal, pool: Tensor) -> None:
+        self.forward, self.base, self.pool = forward, base, pool
+        with torch.no_grad():
+            self._arrange()
+        super().__init__(base.prior, None)
+
+    def _arrange(self) -> None:
+        self.space = ParameterSpace(self.base.prior, self.pool).to(self.pool.device)
+        self._z = self.space.to_z_safely(self.pool)
+        self._expected = self.forward.expect(self.pool)
+
+    @property
+    def raw_shape(self) -> torch.Size | None:
+        return self.base.raw_shape
+
+    @torch.no_grad()
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.cat([self.forward.see(data), self.base.summarise(data).flatten(1)], dim=1)
+
+    def _may_leak(self) -> bool:
+        return False
+
+    # ------------------------------------------------------------------ draws
+
+    @torch.no_grad()
+    def _draw(self, x: Tensor) -> Tensor:
+        seen = x[:, : self.forward.size.directions]
+        return torch.cat([self.space.to_theta(self._draw_z(rows)) for rows in seen.split(_ROWS)])
+
+    def _draw_z(self, seen: Tensor) -> Tensor:
+        """One z for each row of what is seen, (B, q)."""
+        # draws of one observation come one after the other: what the pool says of it is asked once
+        each, which = torch.unique_consecutive(seen, dim=0, return_inverse=True)
+        log_likelihood = self.forward.against_all(self._expected, each)
+        best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
+        start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
+        pick = _Picker((start * log_likelihood).softmax(1), which)
+        z, start = self._z[pick(1)[0]], start[which, 0]
+        others = self._z[pick(2 * _STEPS)]
+        value = self._values(z, seen)
+        scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
+        chance = torch.rand(_STEPS, len(z), device=z.device).log()
+        for step in range(_STEPS):
+            warmth = start ** max(0.0, 1 - (step + 1) / _WARMING)
+            reach = scales[step] * (start / warmth).sqrt() * (2.38 / math.sqrt(2 * z.shape[1]))
+            moved = z + reach[:, None] * (others[2 * step] - others[2 * step + 1])
+            moved_value = self._values(moved, seen)
+            gain = warmth * (moved_value[0] - value[0]) + moved_value[1] - value[1]
+            accepted = chance[step] < gain
+            z = torch.where(accepted[:, None], moved, z)
+            value = torch.where(accepted, moved_value, value)
+        return z
+
+    def _values(self, z: Tensor, seen: Tensor) -> Tensor:
+        """Log likelihood and log prior, the latter as a density in z, of each row: (2, B)."""
+        theta = self.space.to_theta(z)
+        prior = self.prior.log_prob(theta).to(z) - self.space.log_abs_det(theta)
+        likelihood = self.forward.row_by_row(theta, seen)
+        # far out, a bounded θ is rounded to its bound, where there is no density in z
+        return torch.stack([likelihood, prior]).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+
+    # ------------------------------------------------------------------ density
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        seen = x[:, : self.forward.size.directions]
+        inside = self._inside(theta)
+        safe = torch.where(inside[:, None], theta, self.pool[:1])
+        prior = self.prior.log_prob(safe).to(theta)
+        joint = self.forward.against_all(self.forward.expect(safe), seen).T + prior[:, None]
+        return joint - self.log_evidence(seen)
+
+    @torch.no_grad()
+    def log_evidence(self, seen: Tensor) -> Tensor:
+        """Log of the likelihood's mean over the prior for each row of what is seen, (K, q) -> (K,): the same at every call.
+
+        By importance sampling from normals around draws of the posterior.
+        """
+        with seeded(0):
+            return torch.stack([self._log_evidence(row) for row in seen])
+
+    def _log_evidence(self, seen: Tensor) -> Tensor:
+        rows, dim = seen.expand(_FOR_EVIDENCE, -1), self.space.dim
+        z = self._draw_z(rows)
+        covariance = torch.atleast_2d(torch.cov(z.T.double()))
+        covariance = covariance + 1e-9 * covariance.diagonal().mean().clamp_min(1e-12) * torch.eye(dim).to(covariance)
+        # Scott's rule, and twice that for the tails
+        kernel = 2 * _FOR_EVIDENCE ** (-1 / (dim + 4)) * torch.linalg.cholesky(covariance)
+        drawn = z.double() + torch.randn_like(z.double()) @ kernel.T
+        normals = MultivariateNormal(z.double()[None], scale_tril=kernel)
+        log_q = normals.log_prob(drawn[:, None]).logsumexp(1) - math.log(_FOR_EVIDENCE)
+        log_p = self._values(drawn.to(z), rows).sum(0).double()
+        return ((log_p - log_q).logsumexp(0) - math.log(_FOR_EVIDENCE)).to(z)
+
+    def to(self, device: str | torch.device) -> Proposal:
+        self.forward.to(device)
+        self.base.to(device)
+        self.pool = self.pool.to(device)
+        self._arrange()
+        return self
+
+
+class _Picker:
+    """Picks members of a pool, each row by the weights of its observation.
+
+    Args:
+        weights: Of each member for each observation, (U, M).
+        which: The observation of each row, (B,).
+    """
+
+    def __init__(self, weights: Tensor, which: Tensor) -> None:
+        self.number, self.which = weights.shape[1], which
+        steps = weights.double().cumsum(1)
+        steps = steps / steps[:, -1:]
+        # one long ascending row: the weights of observation u lie between u and u + 1
+        self.ladder = (steps + torch.arange(len(steps), device=steps.device)[:, None]).flatten()
+
+    def __call__(self, times: int) -> Tensor:
+        """Members for all rows, (times, B)."""
+        height = torch.rand(times, len(self.which), dtype=torch.float64, device=self.which.device) + self.which
+        index = torch.searchsorted(self.ladder, height, right=True)
+        return (index - self.number * self.which).clamp(0, self.number - 1)
+
+
+class AfterFirst(nn.Module):
+    """Of what a regression and, after it, the base posterior see of y, (B, q + f), the base posterior's part.
+
+    Args:
+        directions: q.
+    """
+
+    def __init__(self, directions: int) -> None:
+        super().__init__()
+        self.directions = directions
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y[:, self.directions :]
+
+
+def draw_pool(prior: Distribution, device: torch.device) -> Tensor:
+    """A pool of draws of the prior."""
+    return prior.sample((POOL,)).to(device, torch.float32)
