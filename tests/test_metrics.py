@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmcpe import metrics
+from fmcpe import metrics, sample_classifier
 
 NORMAL = torch.distributions.Normal(0.0, 1.0)
 
@@ -73,7 +73,72 @@ def test_c2st_does_not_depend_on_units_and_repeats_with_its_seed() -> None:
     scale = torch.tensor([2.0**20, 2.0**-20])  # powers of two, so that the z-scores are the same to the last bit
     first = metrics.c2st(a, b, seed=3)
     assert first == metrics.c2st(scale * a, scale * b, seed=3)
-    assert first != metrics.c2st(a, b, seed=4)
+    assert {first} != {metrics.c2st(a, b, seed=seed) for seed in (4, 5, 6)}
+
+
+def other(case: str, d: int) -> Tensor:
+    """Samples to compare with N(0, I)."""
+    b = normal(101, 1000, d)
+    if case == "bimodal":  # with mean 0 and covariance I
+        b[:, 0] = 0.9 * normal(102, 1000).sign() + 0.19**0.5 * b[:, 0]
+    shift, scale = {"shifted": (0.6 / d**0.5, 1.0), "wide": (0.0, 1.3), "both": (0.2, 1.1)}.get(case, (0.0, 1.0))
+    return shift + scale * b
+
+
+def sklearns_c2st(a: Tensor, b: Tensor) -> float:
+    """The "mlp" of `sbi.utils.metrics.c2st` with stratified folds, one after the other; sbi's switches validation off."""
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.neural_network import MLPClassifier
+
+    a, b = metrics.standardise(a, b)
+    net = MLPClassifier((10 * a.shape[1],) * 2, max_iter=1000, early_stopping=True, n_iter_no_change=50, random_state=0)
+    rows, labels = torch.cat([a, b]).numpy(), np.repeat([0, 1], len(a))
+    return float(cross_val_score(net, rows, labels, cv=StratifiedKFold(5, shuffle=True, random_state=0)).mean())
+
+
+@pytest.mark.parametrize(
+    ("cases", "dimensions", "apart", "weaker"),
+    [
+        (("equal", "wide", "bimodal"), (2,), 0.02, 0.01),
+        pytest.param(("equal", "shifted", "wide", "bimodal", "both"), (2, 3, 10), 0.012, 0.005, marks=pytest.mark.slow),
+    ],
+)
+def test_c2st_agrees_with_sklearns(
+    cases: tuple[str, ...], dimensions: tuple[int, ...], apart: float, weaker: float
+) -> None:
+    ours, theirs = [], []
+    for d in dimensions:
+        a, bs = normal(100, 1000, d), torch.stack([other(case, d) for case in cases])
+        each = [metrics.c2st_each(a.expand_as(bs), bs, seed=seed) for seed in range(3)]
+        ours += np.mean(each, axis=0).tolist()
+        theirs += [sklearns_c2st(a, b) for b in bs]
+    difference = np.array(ours) - np.array(theirs)
+    assert np.abs(difference).mean() <= apart
+    assert difference.mean() >= -weaker  # a weak classifier would flatter every posterior
+
+
+def test_many_comparisons_at_once_are_what_they_are_one_by_one() -> None:
+    a = normal(0, 203, 2).expand(3, -1, -1)
+    b = torch.stack([normal(1, 203, 2), 1.0 + normal(2, 203, 2), 50.0 + 9.0 * normal(3, 203, 2)])
+    together = metrics.c2st_each(a, b, folds=4, seed=1)
+    assert together[0] < 0.6 < together[1] < together[2] <= 1.0
+    with torch.no_grad():
+        alone = [metrics.c2st(x, y, folds=4, seed=1) for x, y in zip(a.numpy(), b.numpy(), strict=True)]
+    assert together == pytest.approx(alone, abs=0.005)
+
+
+def test_no_row_is_tested_by_a_classifier_that_has_seen_it() -> None:
+    a, b = normal(0, 8, 123, 10), normal(1, 8, 123, 10)
+    assert np.mean(metrics.c2st_each(a, b, folds=4)) == pytest.approx(0.5, abs=0.03)
+
+
+def test_each_classifier_keeps_its_best_weights() -> None:
+    noise = normal(0, 6, 10, 100, 2).float()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        weights = sample_classifier._trained(sample_classifier._initial(10, 3, 2), noise)
+    # Guessing costs log 2 a row; so does the best that can be learned of noise, and the last step's costs several times that.
+    assert sample_classifier._losses(weights, noise[:, :, :10]).max() < 1.2 * math.log(2)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 5))])
@@ -250,6 +315,9 @@ WRONG = {
     "paired": lambda: metrics.mmd2(torch.zeros(5, 2), torch.zeros(4, 2), paired=True),
     "rows": lambda: metrics.c2st(torch.zeros(5, 2), torch.zeros(4, 2)),
     "folds": lambda: metrics.c2st(torch.zeros(5, 2), torch.zeros(5, 2), folds=9),
+    "comparisons": lambda: metrics.c2st_each(torch.zeros(2, 5, 2), torch.zeros(3, 5, 2)),
+    "no comparisons": lambda: metrics.c2st_each(torch.zeros(5, 2), torch.zeros(5, 2)),
+    "folds of each": lambda: metrics.c2st_each(torch.zeros(1, 5, 2), torch.zeros(1, 5, 2), folds=9),
     "draws": lambda: metrics.energy_score(torch.zeros(1, 5, 2), torch.zeros(5, 2)),
     "batch": lambda: metrics.mse(torch.zeros(3, 4, 2), torch.zeros(5, 2)),
     "y": lambda: metrics.joint(torch.zeros(5, 2), torch.zeros(5, 2), torch.zeros(5)),
