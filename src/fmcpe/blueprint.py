@@ -18,6 +18,8 @@ from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
+from fmcpe.forward import Forward, Size
+from fmcpe.inversion import AfterFirst, InvertedProposal
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
@@ -76,6 +78,8 @@ def _build_warm(
     summary = summary_for(shape.numel())
     if isinstance(proposal, TunedProposal):
         summary = nn.Sequential(LastRow(), summary)
+    elif isinstance(proposal, InvertedProposal):
+        summary = nn.Sequential(AfterFirst(proposal.forward.size.directions), summary)
 
     def field() -> VelocityField:
         return VelocityField(space.dim, nn.Identity(), features, recipe.width(num_pairs), recipe.blocks)
@@ -139,6 +143,10 @@ def describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]
     """What the file says of the base posterior, with its weights if it can hold them."""
     says: dict[str, Any] = {"kind": "external", "class": type(proposal).__name__, "support": None, "members": None}
     tensors: dict[str, Tensor] = {}
+    if isinstance(proposal, InvertedProposal):
+        says, tensors = describe_base(proposal.base)
+        tensors |= {f"forward.{k}": v for k, v in proposal.forward.state_dict().items()} | {"pool": proposal.pool}
+        return says | {"inverted": proposal.forward.size._asdict()}, tensors
     support = describe_prior(proposal.prior)
     if support is not None:
         says["support"] = support[0]
@@ -170,6 +178,8 @@ def made_by_train_npe(proposal: Proposal) -> bool:
 
 def _networks(proposal: Proposal) -> list[DensityProposal]:
     """Those whose weights belong to the answer, as they may have been fine-tuned."""
+    if isinstance(proposal, InvertedProposal):
+        return _networks(proposal.base)
     if isinstance(proposal, TunedProposal):
         return [each for each in (*proposal.members, proposal.base) if isinstance(each, DensityProposal)]
     return [proposal] if isinstance(proposal, DensityProposal) else []
@@ -184,6 +194,10 @@ def _source(proposal: Proposal) -> NPEPosterior | None:
 
 def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
     """The base posterior of the file, or the one that came, with the file's weights where it has some."""
+    if "inverted" in manifest["base"]:
+        says = {name: value for name, value in manifest["base"].items() if name != "inverted"}
+        base = build_base(manifest | {"base": says}, tensors, posterior, path)
+        return _build_inverted(Size(**manifest["base"]["inverted"]), manifest, tensors, base)
     base = manifest["base"]
     support = None if base["support"] is None else build_prior(base["support"], under(tensors, "support."))
     if base["kind"] == "prior":
@@ -212,6 +226,14 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
     if shift is not None:
         shift.load_state_dict(state)
     return TunedProposal(networks[:-1], networks[-1], shift)
+
+
+def _build_inverted(
+    size: Size, manifest: dict[str, Any], tensors: dict[str, Tensor], base: Proposal
+) -> InvertedProposal:
+    forward = Forward(manifest["theta_dim"], torch.Size(manifest["x_shape"]).numel(), size)
+    forward.load_state_dict(under(tensors, "forward."))
+    return InvertedProposal(forward, base.summarised(), tensors["pool"])
 
 
 def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:

@@ -46,6 +46,9 @@ _ROWS_AT_ONCE = 2000
 _MOST = 0.5
 """Share of the difference between data and simulations that a shift has to predict for members to be tuned behind it."""
 
+_NEARLY = 1.5
+"""Energy score on real data, in units of the base posterior's on simulations at the same θ, below which nothing is tuned."""
+
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 
@@ -209,12 +212,14 @@ class CrossFit:
         draws: dict[str, Tensor] = {}
         evidence: dict[str, Evidence] = {}
         for name in self._ways(stages):
+            if name == "tuned" and self._is_as_good_as_it_gets(evidence):
+                continue
             with self._timed(name):
                 draws[name] = self.left_out_draws(name)
                 evidence[name] = left_out(draws[name], self.z)
             if name == "shifted":
-                best_yet = min(value.mean for value in evidence.values())
-                self.shift_helps = best_yet == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
+                others = [value.mean for way, value in evidence.items() if way != "inverted"]
+                self.shift_helps = min(others) == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
         best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
         kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
@@ -260,6 +265,14 @@ class CrossFit:
             if self.x_mean is not None:
                 yield "shifted"
             yield "tuned"
+
+    def _is_as_good_as_it_gets(self, evidence: dict[str, Evidence]) -> bool:
+        """Whether a way without fine-tuning is nearly as good, on real data, as the base posterior is on simulations."""
+        if self.x is None:
+            return False
+        x = self.x[:, 0].repeat_interleave(self.copies, dim=0)
+        draws = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(self.x), self.copies))
+        return min(value.mean for value in evidence.values()) <= _NEARLY * left_out(draws, self.z).mean
 
     def final(self, kept: str) -> WarmChain:
         """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""

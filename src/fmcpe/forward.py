@@ -11,6 +11,7 @@ the evidence throws it away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from typing import NamedTuple
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.networks import SERIES_FROM
-from fmcpe.source import Ridge, fit_ridge
+from fmcpe.source import LARGEST_LEVERAGE, Ridge, fit_ridge
 from fmcpe.spaces import FlatStandardiser, Standardiser
 
 FEWEST_PAIRS = 8
@@ -28,7 +29,8 @@ FEWEST_PAIRS = 8
 _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
 _MOST_FEATURES, _MOST_DIRECTIONS = 300, 64
-_FOLDS = 5
+_PRIOR_PAIRS = 1.0
+"""Pairs that the belief that directions are off independently of each other is worth."""
 
 
 class Size(NamedTuple):
@@ -78,15 +80,29 @@ class Forward(nn.Module):
     def features(self, theta: Tensor) -> Tensor:
         """Powers and products of physical θ, (B, F)."""
         u = self.theta_scale(theta)
-        return self.feature_scale(self._powers(u))
+        return self.feature_scale(self.powers(u))
 
-    def _powers(self, u: Tensor) -> Tensor:
+    def powers(self, u: Tensor) -> Tensor:
+        """Powers and products of standardised θ, (B, F)."""
+        if self.size.degree == 1:
+            return u
         return torch.cat([u[:, index].prod(-1) for index in self.terms], dim=-1)
 
     def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
         features = self.features(theta)
         return self.ridge(features) @ self.whitening, 1 + self.ridge.leverage(features)
+
+    @torch.no_grad()
+    def expecting(self) -> Expectation:
+        """`expect` with all that is affine in it made one matrix: for asking it often."""
+        ridge, scale = self.ridge, self.feature_scale
+        values, vectors = torch.linalg.eigh(ridge.gram_inverse.double())
+        root = (vectors * values.clamp_min(0.0).sqrt()).to(ridge.weight)
+        matrix = torch.cat([ridge.weight @ self.whitening, root], dim=1)
+        offset = torch.cat([ridge.bias @ self.whitening, torch.zeros_like(ridge.centre)])
+        offset = offset - (scale.mean / scale.std + ridge.centre) @ matrix
+        return Expectation(self, matrix / scale.std[:, None], offset)
 
     def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
         """Student's t, with as many degrees of freedom as there are pairs, up to a constant.
@@ -95,20 +111,39 @@ class Forward(nn.Module):
             squared_distance: Between what is seen and what is expected.
             factor: Of the variance, shaped to go with it.
         """
-        freedom, directions = self.ridge.count, self.size.directions
-        tail = torch.log1p(squared_distance / (factor * freedom))
-        return -0.5 * ((freedom + directions) * tail + directions * factor.log())
+        freedom, directions = float(self.ridge.count), self.size.directions
+        tail = torch.log1p(squared_distance / (freedom * factor))
+        return torch.add(-0.5 * directions * factor.log(), tail, alpha=-0.5 * (freedom + directions))
 
-    def row_by_row(self, theta: Tensor, seen: Tensor) -> Tensor:
-        """Log likelihood of each row of θ (B, p) for its own row of what is seen (B, q)."""
-        mean, factor = self.expect(theta)
+    def weight(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
+        """Precision of the normal distribution that is as steep there as Student's t."""
+        return (self.ridge.count + self.size.directions) / (factor * self.ridge.count + squared_distance)
+
+    def row_by_row(self, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+        """Log likelihood of each row of θ, of which so much is expected, for its own row of what is seen (B, q)."""
+        mean, factor = expected
         return self.log_likelihood((seen - mean).square().sum(-1), factor)
 
     def against_all(self, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
         """Log likelihood of all θ, of which N are `expect`ed, for all rows of what is seen (K, q): (K, N)."""
         mean, factor = expected
-        squared = seen.square().sum(1)[:, None] + mean.square().sum(1) - 2 * seen @ mean.T
+        squared = torch.addmm(mean.square().sum(1), seen, mean.T, alpha=-2) + seen.square().sum(1)[:, None]
         return self.log_likelihood(squared.clamp_min(0.0), factor)
+
+
+class Expectation(NamedTuple):
+    """A regression at work: powers of θ, one matrix, and what it makes of them."""
+
+    forward: Forward
+    matrix: Tensor
+    offset: Tensor
+
+    def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Forward.expect`."""
+        out = torch.addmm(self.offset, self.forward.powers(self.forward.theta_scale(theta)), self.matrix)
+        mean, spread = out.split([self.forward.size.directions, len(self.matrix)], dim=1)
+        leverage = spread.square().sum(-1).clamp_max(LARGEST_LEVERAGE) + 1 / self.forward.ridge.count
+        return mean, 1 + leverage
 
 
 class Coordinates(NamedTuple):
@@ -151,7 +186,7 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size) -> 
     forward.theta_scale, forward.data_scale = where.theta_scale, where.data_scale
     directions = torch.linalg.svd(data - data.mean(0), full_matrices=False)[2][: size.directions].T
     forward.directions.copy_(directions if basis is None else basis @ directions)
-    powers = forward._powers(forward.theta_scale(theta))
+    powers = forward.powers(forward.theta_scale(theta))
     forward.feature_scale = Standardiser(powers)
     fit = fit_ridge(forward.feature_scale(powers), data @ directions)
     forward.ridge = fit.ridge
@@ -159,35 +194,40 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size) -> 
     covariance = residual.T @ residual / number
     # the fewer pairs, the less their residuals say of how directions go together
     own = covariance.diagonal().clamp_min(1e-9 * float(covariance.diagonal().mean()) + 1e-30)
-    covariance = (number * covariance + size.directions * torch.diag(own)) / (number + size.directions)
+    covariance = (number * covariance + _PRIOR_PAIRS * torch.diag(own)) / (number + _PRIOR_PAIRS)
     root = torch.linalg.cholesky(covariance)
     forward.whitening.copy_(torch.linalg.inv(root).T)
     return forward
 
 
 def choose_size(theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor) -> Size:
-    """The size with which left-out θ are best told from draws of the prior, given y: five folds, the mean log probability."""
-    folds, scores = torch.arange(len(data), device=data.device) % min(_FOLDS, len(data)), {}
+    """The size with which left-out θ are best told from draws of the prior, given y: the mean log probability, over folds."""
+    folds, scores = torch.arange(len(data), device=data.device) % _folds(len(data)), {}
     for size in _sizes(theta.shape[1], *data.shape):
         total = 0.0
         for k in range(int(folds.max()) + 1):
             inside, outside = folds == k, folds != k
             forward = fit_forward(theta[outside], data[outside], where, size)
             seen = forward.see_reduced(data[inside], where)
-            true = forward.row_by_row(theta[inside], seen)[:, None]
+            true = forward.row_by_row(forward.expect(theta[inside]), seen)[:, None]
             others = forward.against_all(forward.expect(prior_theta), seen)
             total += float((true[:, 0] - torch.cat([true, others], dim=1).logsumexp(1)).sum())
         scores[size] = total
     return max(scores, key=lambda size: scores[size])
 
 
+def _folds(pairs: int) -> int:
+    return min(pairs, 10 if pairs <= 100 else 5)
+
+
 def _sizes(parameters: int, pairs: int, numbers: int) -> Iterator[Size]:
     """Sizes that so many pairs and numbers allow; all numbers of a short vector are a choice too."""
-    most = min(numbers, pairs - -(-pairs // _FOLDS) - 2)
+    most = min(numbers, pairs - -(-pairs // _folds(pairs)) - 2)
     for directions in sorted(
         {min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))}
     ):
         for degree in _DEGREES:
             size = Size(degree, directions)
-            if sum(map(len, Forward(parameters, 1, size).terms)) <= _MOST_FEATURES or degree == 1:
+            features = math.comb(parameters + degree, degree) - 1
+            if degree == 1 or features <= min(_MOST_FEATURES, pairs / 2):
                 yield size

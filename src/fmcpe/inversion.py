@@ -2,15 +2,17 @@ r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \
 
     θ_0:       one of a pool of draws of the prior, each as likely as p(y|θ)^β says, β so small that many of them count
     β -> 1:    Metropolis steps z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise
+    β = 1:     the same, in turn with steps to a draw of the posterior of the regression made straight at z (Newton's)
 
-The difference of two draws of the pool knows the posterior's shape, bent or correlated as it may be, and needs no tuning.
-Where the pool is fine enough for the posterior, β is 1 from the start, and the draws are exact but for the pool's size.
-All rows take their steps at once.
+The difference of two draws of the pool knows the posterior's shape, bent or correlated as it may be, and needs no tuning; where
+the posterior is far narrower than the pool is fine, Newton's steps land in it at once. Where the pool is fine enough, β
+is 1 from the start, and the draws are exact but for the pool's size. All rows take their steps at once.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +23,16 @@ from fmcpe.forward import Forward
 from fmcpe.proposal import Proposal
 from fmcpe.spaces import ParameterSpace
 
-POOL = 4096
+POOL = 1024
 """Draws of the prior that every draw of the posterior starts from."""
 
-_STEPS, _WARMING = 32, 20
+_STEPS, _WARMING = 14, 8
 """Metropolis steps, and how many of them β takes to reach 1."""
-_COUNTED, _GAP = 64, 3.0
+_COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
 _SCALES = torch.tensor([1.0, 0.4, 0.1])
-_ROWS = 1000
+_DIFFERENCE = 1e-3
+_ROWS = 2000
 """Rows at a time."""
 _FOR_EVIDENCE = 512
 
@@ -54,7 +57,8 @@ class InvertedProposal(Proposal):
     def _arrange(self) -> None:
         self.space = ParameterSpace(self.base.prior, self.pool).to(self.pool.device)
         self._z = self.space.to_z_safely(self.pool)
-        self._expected = self.forward.expect(self.pool)
+        self._expect = self.forward.expecting()
+        self._expected = self._expect(self.pool)
 
     @property
     def raw_shape(self) -> torch.Size | None:
@@ -77,32 +81,61 @@ class InvertedProposal(Proposal):
     def _draw_z(self, seen: Tensor) -> Tensor:
         """One z for each row of what is seen, (B, q)."""
         # draws of one observation come one after the other: what the pool says of it is asked once
-        each, which = torch.unique_consecutive(seen, dim=0, return_inverse=True)
+        each, counts = torch.unique_consecutive(seen, dim=0, return_counts=True)
+        if bool((counts != counts[0]).any()):
+            each, counts = seen, torch.ones_like(counts)
+        copies = int(counts[0])
         log_likelihood = self.forward.against_all(self._expected, each)
         best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
         start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
-        pick = _Picker((start * log_likelihood).softmax(1), which)
-        z, start = self._z[pick(1)[0]], start[which, 0]
+        pick = _Picker((start * log_likelihood).softmax(1), copies)
+        z, start = self._z[pick(1)[0]], start[:, 0].repeat_interleave(copies)
         others = self._z[pick(2 * _STEPS)]
         value = self._values(z, seen)
         scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
-        chance = torch.rand(_STEPS, len(z), device=z.device).log()
+        chance = torch.rand(2 * _STEPS, len(z), device=z.device).log()
         for step in range(_STEPS):
             warmth = start ** max(0.0, 1 - (step + 1) / _WARMING)
             reach = scales[step] * (start / warmth).sqrt() * (2.38 / math.sqrt(2 * z.shape[1]))
             moved = z + reach[:, None] * (others[2 * step] - others[2 * step + 1])
             moved_value = self._values(moved, seen)
             gain = warmth * (moved_value[0] - value[0]) + moved_value[1] - value[1]
-            accepted = chance[step] < gain
-            z = torch.where(accepted[:, None], moved, z)
-            value = torch.where(accepted, moved_value, value)
+            z, value = _where(chance[2 * step] < gain, (moved, moved_value), (z, value))
+            if step >= _WARMING // 2 and (step < _WARMING or step % 2):
+                # where the pool was too coarse, the first of these steps go uphill whatever it costs
+                climbing = (start < 1) if step < _WARMING else torch.zeros_like(start, dtype=torch.bool)
+                z, value = self._newton(z, value, seen, scales[step], chance[2 * step + 1], climbing)
         return z
+
+    def _newton(
+        self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor, climbing: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A Metropolis step towards a draw of the posterior of the regression made straight at z: all the way, or a part."""
+        here = self._straightened(z, seen)
+        moved = here.part_way(z, scale).sample()
+        there, moved_value = self._straightened(moved, seen), self._values(moved, seen)
+        uphill = moved_value.sum(0) - value.sum(0)
+        gain = uphill + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
+        return _where((chance < gain) | (climbing & (uphill > 0)), (moved, moved_value), (z, value))
+
+    def _straightened(self, z: Tensor, seen: Tensor) -> _Normal:
+        """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand."""
+        dim = z.shape[1]
+        around = torch.cat([z[None], z + _DIFFERENCE * torch.eye(dim, device=z.device)[:, None]])
+        mean, factor = self._expect(self.space.to_theta(around.flatten(0, 1)))
+        mean, factor = mean.unflatten(0, (dim + 1, len(z))), factor[: len(z)]
+        slope = ((mean[1:] - mean[:1]) / _DIFFERENCE).permute(1, 0, 2).nan_to_num(0.0, 0.0, 0.0)
+        off = seen - mean[0]
+        weighted = self.forward.weight(off.square().sum(-1), factor)[:, None, None] * slope
+        root = torch.linalg.cholesky((weighted @ slope.mT).double() + torch.eye(dim, device=z.device)).to(z)
+        towards = (weighted @ off[:, :, None])[:, :, 0] - z
+        return _Normal(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
 
     def _values(self, z: Tensor, seen: Tensor) -> Tensor:
         """Log likelihood and log prior, the latter as a density in z, of each row: (2, B)."""
         theta = self.space.to_theta(z)
         prior = self.prior.log_prob(theta).to(z) - self.space.log_abs_det(theta)
-        likelihood = self.forward.row_by_row(theta, seen)
+        likelihood = self.forward.row_by_row(self._expect(theta), seen)
         # far out, a bounded θ is rounded to its bound, where there is no density in z
         return torch.stack([likelihood, prior]).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
@@ -146,26 +179,51 @@ class InvertedProposal(Proposal):
         return self
 
 
+class _Normal(NamedTuple):
+    """A normal distribution for each row."""
+
+    centre: Tensor
+    """(B, p)."""
+    root: Tensor
+    """Lower root of the precision, (B, p, p)."""
+
+    def part_way(self, z: Tensor, scale: Tensor) -> _Normal:
+        """Where a draw goes that is at z and takes a step of this scale, (B,): the distribution of draws stays what it is."""
+        kept = (1 - scale.square()).sqrt()[:, None]
+        return _Normal(self.centre + kept * (z - self.centre), self.root / scale[:, None, None])
+
+    def sample(self) -> Tensor:
+        standard = torch.randn_like(self.centre)[:, :, None]
+        return self.centre + torch.linalg.solve_triangular(self.root.mT, standard, upper=True)[:, :, 0]
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Up to a constant, (B,)."""
+        standard = (self.root.mT @ (z - self.centre)[:, :, None])[:, :, 0]
+        return self.root.diagonal(dim1=1, dim2=2).log().sum(-1) - 0.5 * standard.square().sum(-1)
+
+
+def _where(accepted: Tensor, moved: tuple[Tensor, Tensor], stayed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows (B, p) and their values (2, B), moved where that was accepted."""
+    return torch.where(accepted[:, None], moved[0], stayed[0]), torch.where(accepted, moved[1], stayed[1])
+
+
 class _Picker:
-    """Picks members of a pool, each row by the weights of its observation.
+    """Picks members of a pool, by the weights of each observation.
 
     Args:
         weights: Of each member for each observation, (U, M).
-        which: The observation of each row, (B,).
+        copies: How many rows each observation has, one after the other.
     """
 
-    def __init__(self, weights: Tensor, which: Tensor) -> None:
-        self.number, self.which = weights.shape[1], which
-        steps = weights.double().cumsum(1)
-        steps = steps / steps[:, -1:]
-        # one long ascending row: the weights of observation u lie between u and u + 1
-        self.ladder = (steps + torch.arange(len(steps), device=steps.device)[:, None]).flatten()
+    def __init__(self, weights: Tensor, copies: int) -> None:
+        self.copies, self.ladder = copies, weights.cumsum(1)
 
     def __call__(self, times: int) -> Tensor:
-        """Members for all rows, (times, B)."""
-        height = torch.rand(times, len(self.which), dtype=torch.float64, device=self.which.device) + self.which
-        index = torch.searchsorted(self.ladder, height, right=True)
-        return (index - self.number * self.which).clamp(0, self.number - 1)
+        """Members for all rows, (times, U * copies)."""
+        number, members = self.ladder.shape
+        height = torch.rand(number, self.copies * times, device=self.ladder.device) * self.ladder[:, -1:]
+        index = torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
+        return index.unflatten(1, (self.copies, times)).permute(2, 0, 1).flatten(1)
 
 
 class AfterFirst(nn.Module):

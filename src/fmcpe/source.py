@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 _PENALTIES = torch.logspace(-4, 5, 37, dtype=torch.float64)
-_LARGEST_LEVERAGE = 30.0
+LARGEST_LEVERAGE = 30.0
 
 
 class Ridge(nn.Module):
@@ -49,7 +49,7 @@ class Ridge(nn.Module):
     def leverage(self, features: Tensor) -> Tensor:
         """Variance of the prediction, (B,), in units of the residual variance."""
         centred = features - self.centre
-        return ((centred @ self.gram_inverse) * centred).sum(-1).clamp_max(_LARGEST_LEVERAGE) + 1 / self.count
+        return ((centred @ self.gram_inverse) * centred).sum(-1).clamp_max(LARGEST_LEVERAGE) + 1 / self.count
 
 
 class RidgeFit(NamedTuple):
@@ -89,7 +89,7 @@ def fit_ridge(features: Tensor, targets: Tensor) -> RidgeFit:
     ridge.weight.copy_(vh.T @ ((s / (s.square() + penalty))[:, None] * projected))
     ridge.gram_inverse.copy_(vh.T @ ((1 / (s.square() + penalty))[:, None] * vh))
     ridge.count.fill_(number)
-    leverage = (inside / (1 - inside)).clamp_max(_LARGEST_LEVERAGE)
+    leverage = (inside / (1 - inside)).clamp_max(LARGEST_LEVERAGE)
     return RidgeFit(ridge, residual.to(targets), leverage.to(targets))
 
 

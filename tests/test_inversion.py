@@ -1,0 +1,196 @@
+"""Real data regressed on θ, and Bayes' rule: against exact posteriors, grids and the laws that draws and densities obey."""
+
+import math
+
+import pytest
+import torch
+from conftest import PRIOR, simulate
+from sbi.utils import BoxUniform
+from scipy.stats import kstest
+from torch.distributions import Independent, MultivariateNormal, Normal
+
+import fmcpe
+from fmcpe import FMCPE, metrics
+from fmcpe.adapters import PriorProposal
+from fmcpe.diagnostics import central_coverage
+from fmcpe.forward import Size, choose_size, coordinates, fit_forward
+from fmcpe.inversion import InvertedProposal, draw_pool
+
+GAUSSIAN = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+MATRIX = torch.tensor([[1.0, 0.5, -0.3, 0.0], [0.2, -1.0, 0.4, 0.8]])
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def fit(theta, y, prior, size=None):
+    pool = draw_pool(prior, y.device)
+    where = coordinates(y, pool)
+    data = where.reduce(y)
+    size = size or choose_size(theta, data, where, pool)
+    return InvertedProposal(fit_forward(theta, data, where, size), PriorProposal(prior, y.shape[1:]), pool)
+
+
+def draws(proposal, y, number):
+    """(number, B, p)."""
+    x = proposal.summarise(y).repeat_interleave(number, dim=0)
+    return proposal.sample(x).unflatten(0, (len(y), number)).movedim(1, 0)
+
+
+def linear(number, noise):
+    theta = GAUSSIAN.sample((number,))
+    return theta, 3.0 + theta @ MATRIX + noise * torch.randn(number, 4)
+
+
+def exact(y, noise):
+    precision = torch.eye(2) + MATRIX @ MATRIX.T / noise**2
+    mean = torch.linalg.solve(precision, MATRIX @ (y - 3.0) / noise**2)
+    return MultivariateNormal(mean, precision_matrix=precision)
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.02])
+def test_many_pairs_of_a_linear_process_give_the_exact_posterior(noise):
+    """With noise of 0.02 hardly one of the pool's draws is any good: the steps have to find the posterior."""
+    proposal = fit(*linear(4000, noise), GAUSSIAN)
+    _, y = linear(5, noise)
+    found = draws(proposal, y, 1000)
+    for i in range(5):
+        assert metrics.c2st(exact(y[i], noise).sample((1000,)), found[:, i]) < 0.56
+
+
+def test_draws_follow_the_density_and_it_integrates_to_one():
+    prior = BoxUniform(torch.zeros(1), torch.ones(1))
+    theta = prior.sample((200,))
+    y = torch.cat([theta.square(), theta.sin()], dim=1) + 0.05 * torch.randn(200, 2)
+    proposal = fit(theta, y, prior)
+    grid = (torch.arange(4000) + 0.5)[:, None] / 4000
+    for point in (0.05, 0.5, 0.98):
+        x = proposal.summarise(torch.tensor([[point**2, math.sin(point)]]))
+        density = proposal.log_prob(grid, x)[:, 0].exp()
+        assert float(density.mean()) == pytest.approx(1.0, abs=0.06)
+        steps = density.cumsum(0) / density.sum()
+        drawn = proposal.sample(x.expand(2000, -1))[:, 0]
+        ranks = steps[(drawn * 4000).long().clamp(0, 3999)]
+        assert kstest(ranks.numpy(), "uniform").pvalue > 0.001
+        assert bool(((drawn > 0) & (drawn < 1)).all())
+    assert float(proposal.log_prob(torch.tensor([[1.5]]), x)) == -torch.inf
+
+
+def test_the_density_of_a_sharp_posterior_in_two_dimensions_is_the_exact_one():
+    proposal = fit(*linear(4000, 0.02), GAUSSIAN)
+    _, y = linear(1, 0.02)
+    truth = exact(y[0], 0.02)
+    theta = truth.sample((50,))
+    off = proposal.log_prob(theta, proposal.summarise(y))[:, 0] - truth.log_prob(theta)
+    assert float(off.abs().mean()) < 0.35
+    proposal.forward.whitening.mul_(3.0)  # a posterior that is too sure has another density
+    proposal._arrange()
+    off = proposal.log_prob(theta, proposal.summarise(y))[:, 0] - truth.log_prob(theta)
+    assert float(off.abs().mean()) > 1.0
+
+
+def test_both_modes_are_found():
+    prior = BoxUniform(-torch.ones(1), torch.ones(1))
+    theta = prior.sample((300,))
+    y = torch.cat([theta.square(), theta.square()], dim=1) + 0.02 * torch.randn(300, 2)
+    proposal = fit(theta, y, prior)
+    assert proposal.forward.size.degree >= 2
+    found = draws(proposal, torch.full((1, 2), 0.49), 1000)[:, 0, 0]
+    torch.testing.assert_close(found.abs().mean(), torch.tensor(0.7), atol=0.02, rtol=0)
+    assert 0.4 < float((found > 0).float().mean()) < 0.6
+
+
+def test_as_many_terms_as_the_pairs_ask_for():
+    theta = PRIOR.sample((200,))
+    straight = simulate(theta)
+    pool = draw_pool(PRIOR, theta.device)
+    bent = straight + 0.5 * torch.stack([theta[:, 0] ** 2, theta[:, 0] * theta[:, 1], theta[:, 1] ** 2], dim=1)
+    sizes = []
+    for y in (straight, bent):
+        where = coordinates(y, pool)
+        sizes.append(choose_size(theta, where.reduce(y), where, pool))
+    assert sizes[0].degree == 1 and sizes[1].degree >= 2
+    where = coordinates(bent[:10], pool)
+    assert choose_size(theta[:10], where.reduce(bent[:10]), where, pool).degree == 1  # ten pairs bear no more
+
+
+def test_one_matrix_expects_what_the_regression_does():
+    theta, y = linear(30, 0.5)
+    for size in (Size(1, 4), Size(3, 2)):
+        forward = fit(theta, y, GAUSSIAN, size).forward
+        for found, expected in zip(forward.expecting()(theta), forward.expect(theta), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_few_pairs_are_not_believed_too_much():
+    """Intervals of 90 % over many sets of 15 pairs: what a regression does not know of itself is in the posterior."""
+    held = []
+    for _ in range(20):
+        proposal = fit(*linear(15, 0.5), GAUSSIAN, Size(1, 4))
+        theta, y = linear(40, 0.5)
+        held.append(central_coverage(draws(proposal, y, 100), theta, 0.9))
+    assert 0.82 < float(torch.stack(held).mean()) < 0.97
+    proposal.forward.ridge.gram_inverse.zero_()  # without leverage and tails it would be surer
+    sure = [float(proposal.forward.expect(theta)[1].mean())]
+    assert sure[0] < 1.2
+
+
+def test_images_are_reduced_once_and_seen_in_few_directions():
+    prior = BoxUniform(torch.zeros(2), torch.ones(2))
+    shapes = torch.randn(2, 20, 20)
+
+    def photograph(number):
+        theta = prior.sample((number,))
+        return theta, torch.einsum("np,pij->nij", theta, shapes) + 0.1 * torch.randn(number, 20, 20)
+
+    theta, y = photograph(60)
+    proposal = fit(theta, y, prior)
+    test_theta, test_y = photograph(100)
+    found = draws(proposal, test_y, 50)
+    assert proposal.forward.directions.shape[0] == 400
+    assert float((found.mean(0) - test_theta).square().mean().sqrt()) < 0.05
+
+
+# ---------------------------------------------------------------------- in the default recipe
+
+
+def observe(theta):
+    """A sensor with a gain, a bend and a leak that the simulator knows nothing of."""
+    clean = simulate(theta)
+    return 3.0 * clean + 0.6 * torch.stack([theta[:, 0] ** 2, theta[:, 0] * theta[:, 1], theta[:, 1] ** 2], 1) - 4.0
+
+
+@pytest.fixture(scope="module")
+def corrected(base):
+    torch.manual_seed(1)
+    theta = PRIOR.sample((150,))
+    return FMCPE(base, simulate).fit(theta, observe(theta), seed=0, show_progress_bars=False)
+
+
+def test_it_is_kept_where_it_is_best_and_says_so(corrected):
+    assert corrected.stages.startswith("inverted")
+    assert "Bayes' rule" in corrected.summary()
+    assert corrected.history["evidence_inverted"][0] < corrected.history["evidence_moved"][0]
+
+
+def test_a_saved_one_draws_and_scores_the_same(corrected, tmp_path):
+    again = fmcpe.load(corrected.save(tmp_path / "run.fmcpe"))
+    y = observe(PRIOR.sample((3,)))
+    same = {"seed": 3, "show_progress_bars": False}
+    torch.testing.assert_close(
+        again.sample_batched((20,), x=y, **same), corrected.sample_batched((20,), x=y, **same), atol=1e-4, rtol=1e-4
+    )
+    theta = corrected.sample((5,), x=y[0], **same)
+    torch.testing.assert_close(again.log_prob(theta, x=y[0]), corrected.log_prob(theta, x=y[0]), atol=1e-3, rtol=1e-3)
+
+
+def test_its_density_is_that_of_its_draws(corrected):
+    """The mean of p over draws from a known normal q, divided by q, is one."""
+    y = observe(PRIOR.sample((1,)))[0]
+    drawn = corrected.sample((2000,), x=y, seed=0, show_progress_bars=False)
+    q = MultivariateNormal(drawn.mean(0), 2 * torch.cov(drawn.T))
+    theta = q.sample((4000,))
+    weights = (corrected.log_prob(theta, x=y) - q.log_prob(theta)).exp()
+    assert float(weights.mean()) == pytest.approx(1.0, abs=0.1)
