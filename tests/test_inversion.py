@@ -29,7 +29,7 @@ def fit(theta, y, prior, size=None):
     pool = draw_pool(prior, y.device)
     where = coordinates(y, pool)
     data = where.reduce(y)
-    size = size or choose_size(theta, data, where, pool)
+    size = size or choose_size(theta, data, where, pool)[0]
     return InvertedProposal(fit_forward(theta, data, where, size), PriorProposal(prior, y.shape[1:]), pool)
 
 
@@ -110,10 +110,20 @@ def test_as_many_terms_as_the_pairs_ask_for():
     sizes = []
     for y in (straight, bent):
         where = coordinates(y, pool)
-        sizes.append(choose_size(theta, where.reduce(y), where, pool))
+        sizes.append(choose_size(theta, where.reduce(y), where, pool)[0])
     assert sizes[0].degree == 1 and sizes[1].degree >= 2
     where = coordinates(bent[:10], pool)
-    assert choose_size(theta[:10], where.reduce(bent[:10]), where, pool).degree == 1  # ten pairs bear no more
+    assert choose_size(theta[:10], where.reduce(bent[:10]), where, pool)[0].degree == 1  # ten pairs bear no more
+
+
+def test_the_gain_is_what_the_data_say_of_the_parameters():
+    """In nats: the information of a linear process with a known noise, and none in shuffled pairs."""
+    theta, y = linear(1000, 1.0)
+    pool = draw_pool(GAUSSIAN, y.device)
+    where = coordinates(y, pool)
+    exactly = 0.5 * float(torch.logdet(torch.eye(4) + MATRIX.T @ MATRIX))
+    assert choose_size(theta, where.reduce(y), where, pool)[1] == pytest.approx(exactly, abs=0.1)
+    assert choose_size(theta.roll(1, 0), where.reduce(y), where, pool)[1] < 0.02
 
 
 def test_one_matrix_expects_what_the_regression_does():

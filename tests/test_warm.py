@@ -252,8 +252,10 @@ def test_an_untrained_flow_does_nothing():
     assert all(float(u.last.weight.detach().abs().max()) < 1e-6 for u in members)
 
 
-def test_what_helps_is_kept_and_the_summary_says_so(base):
+def test_what_helps_is_kept_and_the_summary_says_so(base, monkeypatch):
     """A right simulator is left alone; a gross error is mended; shuffled pairs give the prior, with a warning."""
+    # on this straight line a regression on θ is better than the small base posterior, right simulator or not
+    monkeypatch.setattr("fmcpe.crossfit.CrossFit._can_invert", lambda self: False)
     theta = PRIOR.sample((60,))
     clean, gross = simulate(theta), simulate(theta) + torch.tensor([3.0, -6.0, 2.0])
     left_alone = FMCPE(base, simulate).fit(theta, clean, seed=0, show_progress_bars=False)
@@ -266,6 +268,18 @@ def test_what_helps_is_kept_and_the_summary_says_so(base):
     with pytest.warns(FMCPEWarning, match="no information"):
         nonsense = FMCPE(base, simulate).fit(theta.flip(0), gross, seed=0, show_progress_bars=False)
     assert nonsense.stages == "prior"
+
+
+def test_with_a_right_simulator_whatever_is_kept_does_no_harm(base):
+    theta, test_theta = PRIOR.sample((60,)), PRIOR.sample((400,))
+    test_y = simulate(test_theta)
+    uncorrected = baselines.NPE(base).fit()
+    posterior = FMCPE(base, simulate).fit(theta, simulate(theta), seed=0, show_progress_bars=False)
+    score = [
+        metrics.energy_score(p.sample_batched((100,), x=test_y, seed=0, show_progress_bars=False), test_theta)
+        for p in (posterior, uncorrected)
+    ]
+    assert score[0] < 1.03 * score[1]
 
 
 @pytest.mark.parametrize("stages", ["x-only", "theta-only"])
@@ -287,9 +301,13 @@ def test_roughness_is_described(tmp_path):
         torch.testing.assert_close(net(torch.zeros(4, 3))[:, 2], torch.arange(4.0))
 
 
-def test_an_observation_unlike_all_pairs_gets_no_point_mass(base, pairs):
+@pytest.mark.parametrize("inverts", [True, False])
+def test_an_observation_unlike_all_pairs_gets_no_point_mass(base, pairs, inverts, monkeypatch):
+    if not inverts:
+        monkeypatch.setattr("fmcpe.crossfit.CrossFit._can_invert", lambda self: False)
     posterior = FMCPE(base, simulate).fit(*pairs, seed=0, show_progress_bars=False)
-    assert posterior.corrector.step is not None
+    assert posterior.stages.startswith("inverted") == inverts
+    assert inverts or posterior.corrector.step is not None
     for factor in (10.0, 100.0):
         draws = posterior.sample((500,), x=factor * pairs[1][0], seed=0)
         assert len(draws[:, 0].unique()) > 400
@@ -310,7 +328,13 @@ def test_flows_for_many_pairs_come_back_from_a_file(base, tmp_path):
     assert torch.equal(loaded.sample((5,), x=y, seed=0), posterior.sample((5,), x=y, seed=0))
 
 
-def test_pairs_on_a_bound_do_not_derail_fine_tuning(base_with_embedding):
+@pytest.fixture
+def always_tuned(monkeypatch):
+    """Fine-tuning is tried even where a closed form is good enough."""
+    monkeypatch.setattr("fmcpe.crossfit.CrossFit._is_as_good_as_it_gets", lambda self, evidence: False)
+
+
+def test_pairs_on_a_bound_do_not_derail_fine_tuning(base_with_embedding, always_tuned):
     theta = PRIOR.sample((40,))
     theta[0], theta[1] = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
     y = simulate(theta.clamp(torch.tensor([-1.999, 0.001]), torch.tensor([1.999, 0.999]))) + torch.tensor(
@@ -395,7 +419,7 @@ def test_a_stretched_member_has_the_density_of_its_draws(base_with_embedding):
     torch.testing.assert_close(mean, draws.mean(0), atol=0.15, rtol=0)
 
 
-def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, monkeypatch):
+def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, always_tuned, monkeypatch):
     taken = []
     descend = summary._descend
     monkeypatch.setattr(summary, "_descend", lambda *a: taken.append(a[3]) or descend(*a))

@@ -50,4 +50,6 @@ def disagreement(members: Sequence[DensityProposal], y: Tensor, copies: int = 24
         within.append(latent.var(1))
     variance = torch.stack(within).mean(0)
     between = torch.stack(means).var(0) - variance / copies
-    return (between / variance).nan_to_num(nan=0.0).clamp(0.0, _FURTHEST_APART).mean(0)
+    # by chance, some are less than nothing apart: only on average is that impossible
+    apart = (between / variance).nan_to_num(nan=0.0).clamp(-_FURTHEST_APART, _FURTHEST_APART)
+    return apart.mean(0).clamp_min(0.0)

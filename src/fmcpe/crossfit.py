@@ -49,6 +49,9 @@ _MOST = 0.5
 _NEARLY = 1.5
 """Energy score on real data, in units of the base posterior's on simulations at the same θ, below which nothing is tuned."""
 
+_LEAST_GAIN = 0.5
+"""Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried."""
+
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 
@@ -176,14 +179,17 @@ class CrossFit:
 
     def _invert(self, rows: Tensor) -> InvertedProposal:
         """Bayes' rule for real data regressed on θ, by some of the pairs."""
-        if self._pool is None:
-            self._pool = draw_pool(self.raw.prior, self.y.device)
-            self._where = coordinates(self.y, self._pool)
-            self._reduced = self._where.reduce(self.y)
-            # two whole numbers, chosen once by all pairs
-            self._size = choose_size(self.theta_inside, self._reduced, self._where, self._pool)
+        assert self._pool is not None
         forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, self._size)
         return InvertedProposal(forward, self.proposal, self._pool)
+
+    def _can_invert(self) -> bool:
+        """Whether real data regressed on θ say anything of it; the size of the regression is chosen here, by all pairs."""
+        self._pool = draw_pool(self.raw.prior, self.y.device)
+        self._where = coordinates(self.y, self._pool)
+        self._reduced = self._where.reduce(self.y)
+        self._size, gain = choose_size(self.theta_inside, self._reduced, self._where, self._pool)
+        return gain > _LEAST_GAIN
 
     def _shift(self, rows: Tensor) -> TunedProposal:
         """The base posterior asked about shifted data, by some of the pairs."""
@@ -259,7 +265,7 @@ class CrossFit:
             return
         if self.can_move:
             yield "moved"
-        if len(self.theta) >= FEWEST_PAIRS:
+        if len(self.theta) >= FEWEST_PAIRS and self._can_invert():
             yield "inverted"
         if can_be_tuned(self.raw):
             if self.x_mean is not None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-_PENALTIES = torch.logspace(-4, 5, 37, dtype=torch.float64)
+_PENALTIES = torch.logspace(-4, 5, 37, dtype=torch.float64).tolist()
+_COARSE = 4
 LARGEST_LEVERAGE = 30.0
 
 
@@ -73,16 +74,20 @@ def fit_ridge(features: Tensor, targets: Tensor) -> RidgeFit:
     number, f_mean, t_mean = len(f), f.mean(0), t.mean(0)
     u, s, vh = torch.linalg.svd(f - f_mean, full_matrices=False)
     projected, centred = u.T @ (t - t_mean), t - t_mean
-    best: tuple[float, Tensor, Tensor, Tensor] | None = None
-    for penalty in _PENALTIES.to(f.device):
-        shrink = s.square() / (s.square() + penalty)
+
+    def left_out(index: int) -> tuple[float, Tensor, Tensor]:
+        shrink = s.square() / (s.square() + _PENALTIES[index])
         inside = ((u.square() * shrink).sum(1) + 1 / number).clamp_max(1 - 1e-9)
         residual = (centred - u @ (shrink[:, None] * projected)) / (1 - inside)[:, None]
-        error = float(residual.square().mean(0).sum())
-        if best is None or error < best[0]:
-            best = error, penalty, residual, inside
-    assert best is not None
-    _, penalty, residual, inside = best
+        return float(residual.square().mean(0).sum()), residual, inside
+
+    # a coarse look at all penalties, then a fine one where it is best
+    tried = {index: left_out(index) for index in range(0, len(_PENALTIES), _COARSE)}
+    best = min(tried, key=lambda index: tried[index][0])
+    near = range(max(0, best - _COARSE + 1), min(len(_PENALTIES), best + _COARSE))
+    tried |= {index: left_out(index) for index in near if index != best}
+    best = min(tried, key=lambda index: tried[index][0])
+    penalty, (_, residual, inside) = _PENALTIES[best], tried[best]
     ridge = Ridge(f.shape[1], t.shape[1]).to(features.device)
     ridge.centre.copy_(f_mean)
     ridge.bias.copy_(t_mean)
