@@ -52,6 +52,9 @@ _NEARLY = 1.5
 _LEAST_GAIN = 0.5
 """Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried."""
 
+_COMPARED = 2048
+"""Draws of the prior that left-out θ are told from."""
+
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 
@@ -188,7 +191,7 @@ class CrossFit:
         self._pool = draw_pool(self.raw.prior, self.y.device)
         self._where = coordinates(self.y, self._pool)
         self._reduced = self._where.reduce(self.y)
-        self._size, gain = choose_size(self.theta_inside, self._reduced, self._where, self._pool)
+        self._size, gain = choose_size(self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED])
         return gain > _LEAST_GAIN
 
     def _shift(self, rows: Tensor) -> TunedProposal:
@@ -228,6 +231,9 @@ class CrossFit:
                 self.shift_helps = min(others) == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
         corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
         best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
+        few = len(self.theta) < FEWEST_FOR_FLOWS
+        if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"]):
+            best = "inverted"  # what it does not know is computed, not guessed from the same few pairs
         kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
         if not is_informed(evidence[kept], evidence[PRIOR]):
             kept = PRIOR

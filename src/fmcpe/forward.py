@@ -4,15 +4,15 @@ r"""Real data regressed on the parameters that made them: a likelihood out of a 
 
 A pair says what reality makes of a θ, with no simulator in between. Where that is smooth in θ, as it is for a sensor, an
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
-posterior that is right as far as the regression is. The degree of the polynomial and the number of directions are those with
-which left-out θ are best told from draws of the prior. Where data have a random phase, the regression finds nothing, and
-the evidence throws it away.
+posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and a factor of
+the variance, for what no polynomial describes, are those with which left-out θ are best told from draws of the prior. Where
+data have a random phase, the regression finds nothing, and the evidence throws it away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ FEWEST_PAIRS = 8
 
 _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
+_WIDENINGS = (1.0, 1.5, 2.2, 3.3, 5.0, 7.5)
 _MOST_FEATURES, _MOST_DIRECTIONS = 300, 64
 _PRIOR_PAIRS = 1.0
 """Pairs that the belief that directions are off independently of each other is worth."""
@@ -40,6 +41,8 @@ class Size(NamedTuple):
     """Of the polynomial in θ."""
     directions: int
     """Of the data."""
+    widening: float = 1.0
+    """Factor of the variance of what is seen."""
 
 
 class Forward(nn.Module):
@@ -48,7 +51,7 @@ class Forward(nn.Module):
     Args:
         parameters: p.
         numbers: How many numbers an observation has.
-        size: Degree and directions.
+        size: Degree, directions and widening.
     """
 
     directions: Tensor
@@ -78,9 +81,8 @@ class Forward(nn.Module):
         return data @ directions @ self.whitening
 
     def features(self, theta: Tensor) -> Tensor:
-        """Powers and products of physical θ, (B, F)."""
-        u = self.theta_scale(theta)
-        return self.feature_scale(self.powers(u))
+        """Powers and products of physical θ, standardised, (B, F)."""
+        return self.feature_scale(self.powers(self.theta_scale(theta)))
 
     def powers(self, u: Tensor) -> Tensor:
         """Powers and products of standardised θ, (B, F)."""
@@ -91,7 +93,7 @@ class Forward(nn.Module):
     def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
         features = self.features(theta)
-        return self.ridge(features) @ self.whitening, 1 + self.ridge.leverage(features)
+        return self.ridge(features) @ self.whitening, self.size.widening * (1 + self.ridge.leverage(features))
 
     @torch.no_grad()
     def expecting(self) -> Expectation:
@@ -127,8 +129,13 @@ class Forward(nn.Module):
     def against_all(self, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
         """Log likelihood of all θ, of which N are `expect`ed, for all rows of what is seen (K, q): (K, N)."""
         mean, factor = expected
+        return self.log_likelihood(self.distances(mean, seen), factor)
+
+    @staticmethod
+    def distances(mean: Tensor, seen: Tensor) -> Tensor:
+        """Squared distances of all rows of what is seen, (K, q), to all rows of what is expected, (N, q): (K, N)."""
         squared = torch.addmm(mean.square().sum(1), seen, mean.T, alpha=-2) + seen.square().sum(1)[:, None]
-        return self.log_likelihood(squared.clamp_min(0.0), factor)
+        return squared.clamp_min(0.0)
 
 
 class Expectation(NamedTuple):
@@ -141,9 +148,9 @@ class Expectation(NamedTuple):
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """As `Forward.expect`."""
         out = torch.addmm(self.offset, self.forward.powers(self.forward.theta_scale(theta)), self.matrix)
-        mean, spread = out.split([self.forward.size.directions, len(self.matrix)], dim=1)
+        mean, spread = out.tensor_split([self.forward.size.directions], dim=1)
         leverage = spread.square().sum(-1).clamp_max(LARGEST_LEVERAGE) + 1 / self.forward.ridge.count
-        return mean, 1 + leverage
+        return mean, self.forward.size.widening * (1 + leverage)
 
 
 class Coordinates(NamedTuple):
@@ -172,19 +179,20 @@ def coordinates(y: Tensor, prior_theta: Tensor) -> Coordinates:
     return Coordinates(Standardiser(prior_theta), scale, basis)
 
 
-def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size) -> Forward:
+def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, leading: Tensor | None = None) -> Forward:
     """Fit the regression.
 
     Args:
         theta: Physical parameters of the pairs, (N, p).
         data: Their observations in these coordinates, (N, r).
         where: The coordinates.
-        size: Degree and directions.
+        size: Degree, directions and widening.
+        leading: `leading_directions` of the data, if they are known already.
     """
     number, basis = len(data), where.basis
     forward = Forward(theta.shape[1], where.data_scale.mean.numel(), size).to(data.device)
     forward.theta_scale, forward.data_scale = where.theta_scale, where.data_scale
-    directions = torch.linalg.svd(data - data.mean(0), full_matrices=False)[2][: size.directions].T
+    directions = (leading_directions(data) if leading is None else leading)[:, : size.directions]
     forward.directions.copy_(directions if basis is None else basis @ directions)
     powers = forward.powers(forward.theta_scale(theta))
     forward.feature_scale = Standardiser(powers)
@@ -200,39 +208,60 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size) -> 
     return forward
 
 
+def leading_directions(data: Tensor) -> Tensor:
+    """Orthonormal directions in which rows (N, r) differ, most first: (r, min(N, r))."""
+    return torch.linalg.svd(data - data.mean(0), full_matrices=False)[2].T
+
+
 def choose_size(theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor) -> tuple[Size, float]:
     """The size with which left-out θ are best told from draws of the prior, given y.
 
     Returns:
         The size, and how much more it says of a left-out θ than a guess does: the mean gain in log probability, in nats.
     """
-    folds, scores = torch.arange(len(data), device=data.device) % _folds(len(data)), {}
-    for size in _sizes(theta.shape[1], *data.shape):
-        total = 0.0
-        for k in range(int(folds.max()) + 1):
-            inside, outside = folds == k, folds != k
-            forward = fit_forward(theta[outside], data[outside], where, size)
-            seen = forward.see_reduced(data[inside], where)
-            true = forward.row_by_row(forward.expect(theta[inside]), seen)[:, None]
-            others = forward.against_all(forward.expect(prior_theta), seen)
-            total += float((true[:, 0] - torch.cat([true, others], dim=1).logsumexp(1)).sum())
-        scores[size] = total
-    best = max(scores, key=lambda size: scores[size])
-    return best, scores[best] / len(data) + math.log(1 + len(prior_theta))
+    folds = torch.arange(len(data), device=data.device) % _folds(len(data))
+    parts = [(folds == k, folds != k) for k in range(int(folds.max()) + 1)]
+    leading = [leading_directions(data[outside]) for _, outside in parts]
+
+    def gains(size: Size, widenings: Sequence[float]) -> dict[Size, float]:
+        """The mean gain with each widening."""
+        found = dict.fromkeys((size._replace(widening=factor) for factor in widenings), 0.0)
+        for (inside, outside), directions in zip(parts, leading, strict=True):
+            forward = fit_forward(theta[outside], data[outside], where, size, directions)
+            seen, (mean, factor) = forward.see_reduced(data[inside], where), forward.expect(theta[inside])
+            others, other_factor = forward.expect(prior_theta)
+            distance, other_distance = (seen - mean).square().sum(-1), forward.distances(others, seen)
+            for wide in found:
+                true = forward.log_likelihood(distance, wide.widening * factor)[:, None]
+                rest = forward.log_likelihood(other_distance, wide.widening * other_factor)
+                found[wide] += float((true[:, 0] - torch.cat([true, rest], dim=1).logsumexp(1)).sum())
+        return {wide: total / len(data) + math.log(1 + len(prior_theta)) for wide, total in found.items()}
+
+    # one after the other: the degree, with a middling number of directions; that number; the widening
+    numbers = _numbers_of_directions(*data.shape)
+    middling = numbers[len(numbers) // 2]
+    degree = _best([Size(d, middling) for d in _degrees(theta.shape[1], len(data))], gains).degree
+    size = _best([Size(degree, number) for number in numbers], gains)
+    found = gains(size, _WIDENINGS)
+    best = max(found, key=lambda wide: found[wide])
+    return best, found[best]
+
+
+def _best(sizes: Sequence[Size], gains: Callable[[Size, Sequence[float]], dict[Size, float]]) -> Size:
+    return max(sizes, key=lambda size: gains(size, (1.0,))[size])
 
 
 def _folds(pairs: int) -> int:
     return min(pairs, 10 if pairs <= 100 else 5)
 
 
-def _sizes(parameters: int, pairs: int, numbers: int) -> Iterator[Size]:
-    """Sizes that so many pairs and numbers allow; all numbers of a short vector are a choice too."""
+def _numbers_of_directions(pairs: int, numbers: int) -> list[int]:
+    """How many directions so many pairs and numbers allow; all numbers of a short vector are a choice too."""
     most = min(numbers, pairs - -(-pairs // _folds(pairs)) - 2)
-    for directions in sorted(
-        {min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))}
-    ):
-        for degree in _DEGREES:
-            size = Size(degree, directions)
-            features = math.comb(parameters + degree, degree) - 1
-            if degree == 1 or features <= min(_MOST_FEATURES, pairs / 2):
-                yield size
+    return sorted({min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))})
+
+
+def _degrees(parameters: int, pairs: int) -> list[int]:
+    """Degrees that so many pairs allow."""
+    most = min(_MOST_FEATURES, pairs / 2)
+    return [d for d in _DEGREES if d == 1 or math.comb(parameters + d, d) - 1 <= most]

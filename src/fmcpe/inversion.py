@@ -23,8 +23,8 @@ from fmcpe.forward import Forward
 from fmcpe.proposal import Proposal
 from fmcpe.spaces import ParameterSpace
 
-POOL = 1024
-"""Draws of the prior that every draw of the posterior starts from."""
+POOL = 1024, 1024, 2048, 8192
+"""Draws of the prior that every draw of the posterior starts from, for one parameter, two, three, and more."""
 
 _STEPS, _WARMING = 14, 8
 """Metropolis steps, and how many of them β takes to reach 1."""
@@ -243,4 +243,6 @@ class AfterFirst(nn.Module):
 
 def draw_pool(prior: Distribution, device: torch.device) -> Tensor:
     """A pool of draws of the prior."""
-    return prior.sample((POOL,)).to(device, torch.float32)
+    few = prior.sample((POOL[0],)).to(device, torch.float32)
+    rest = POOL[min(few.shape[1], len(POOL)) - 1] - len(few)
+    return few if not rest else torch.cat([few, prior.sample((rest,)).to(few)])

@@ -19,7 +19,7 @@ from fmcpe.recipe import Recipe
 from fmcpe.stacked import Stacked
 from fmcpe.warm import draw_through
 
-_LOOKS, _PATIENCE = 10, 3
+_LOOKS, _PATIENCE = 10, 2
 """Looks at the left-out loss while the flows train, and how many in a row may find nothing better before it ends."""
 
 

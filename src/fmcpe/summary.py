@@ -29,8 +29,6 @@ class Manner(NamedTuple):
 
     level: float
     """How rough real data are taken to be, by a base posterior that knows of roughness."""
-    lightly: float
-    """Up to which level the pairs are distorted, where it does."""
     rate: float
     """Learning rate, at its highest, with few and with many pairs."""
     rate_of_many: float
@@ -46,18 +44,16 @@ class Manner(NamedTuple):
 
 BOLDLY = Manner(
     level=0.5,
-    lightly=0.1,
     rate=5e-3,
-    rate_of_many=8e-3,
+    rate_of_many=2e-2,
     half_believed=100.0,
     steps=100,
     replays=True,
-    matching=10.0,
+    matching=30.0,
 )
 """Real data are unlike simulations: start from the posterior that knows rough data, and go far."""
 GENTLY = Manner(
     level=0.0,
-    lightly=0.0,
     rate=5e-4,
     rate_of_many=1e-3,
     half_believed=0.0,
@@ -160,9 +156,6 @@ def tune(
         rows = torch.stack([index[torch.randint(len(index), (batch,))] for index in outside])
         thetas, data = theta[rows], y[rows]
         levels = torch.full((number, batch, 1), manner.level, device=y.device)
-        if rough and manner.lightly:
-            lightly = manner.lightly * torch.rand(number * batch, 1, device=y.device)
-            data = distort(data.flatten(0, 1), lightly, scale).unflatten(0, (number, batch))
         matched = () if targets is None else (targets[rows],)
         if replay is None or not manner.replays:
             return thetas, data, levels, *matched
@@ -247,4 +240,4 @@ def _budget(pairs: int, numbers: int, manner: Manner) -> tuple[int, int, int]:
         return steps, 24, 24
     if pairs < _MANY_PAIRS:
         return round(1.5 * steps), 16 if pairs < 30 else 32, 16
-    return steps, 48, 8
+    return steps, 48 if pairs < 500 else 64, 8
