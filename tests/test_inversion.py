@@ -116,6 +116,28 @@ def test_as_many_terms_as_the_pairs_ask_for():
     assert choose_size(theta[:10], where.reduce(bent[:10]), where, pool)[0].degree == 1  # ten pairs bear no more
 
 
+def test_the_variance_is_widened_where_few_pairs_know_too_little_of_it():
+    """Ten pairs cannot know how eight numbers go together, and left-out ones say so; three hundred can."""
+    pool, chosen = draw_pool(GAUSSIAN, torch.device("cpu")), {10: [], 300: []}
+    for number, sizes in chosen.items():
+        for _ in range(12):
+            theta = GAUSSIAN.sample((number,))
+            y = theta @ torch.randn(2, 8) + 0.5 * torch.randn(number, 8) @ torch.randn(8, 8)
+            where = coordinates(y, pool)
+            sizes.append(choose_size(theta, where.reduce(y), where, pool)[0])
+    assert sum(size.widening > 1 for size in chosen[300]) <= 1
+    assert sum(size.widening > 1 for size in chosen[10]) >= 4
+    plain = fit_forward(theta, where.reduce(y), where, Size(1, 3))
+    wide = fit_forward(theta, where.reduce(y), where, Size(1, 3, widening=2.2))
+    torch.testing.assert_close(wide.expect(pool)[1], 2.2 * plain.expect(pool)[1])
+    torch.testing.assert_close(wide.expecting()(pool)[1], wide.expect(pool)[1], atol=1e-3, rtol=1e-3)
+
+
+def test_the_pool_is_finer_where_there_are_more_parameters():
+    sizes = [len(draw_pool(BoxUniform(-torch.ones(p), torch.ones(p)), torch.device("cpu"))) for p in (1, 3, 4, 6)]
+    assert sizes[0] < sizes[1] < sizes[2] == sizes[3]
+
+
 def test_the_gain_is_what_the_data_say_of_the_parameters():
     """In nats: the information of a linear process with a known noise, and none in shuffled pairs."""
     theta, y = linear(1000, 1.0)

@@ -12,7 +12,7 @@ import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
 from fmcpe.calibrate import calibrate, disagreement
 from fmcpe.diagnostics import central_coverage
-from fmcpe.evidence import Evidence, is_informed, left_out
+from fmcpe.evidence import Evidence, choose, is_informed, left_out
 from fmcpe.members import stack, unstacked
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
@@ -229,6 +229,25 @@ def test_better_means_by_a_standard_error():
     # ten pairs: not being shown to be better is not being shown to be worse
     few, prior = Evidence(1.01 + noise[:10] - noise[:10].mean()), Evidence(torch.ones(10))
     assert is_informed(few, prior)
+
+
+def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
+    noise = torch.tensor([1.0, -1.0]).repeat(30)
+
+    def evidence(pairs, moved):
+        means = {"prior": 3.0, "uncorrected": 2.0, "moved": moved, "inverted": 1.0}
+        return {
+            name: Evidence(mean + (0.5 * noise[:pairs] if name == "moved" else torch.zeros(pairs)))
+            for name, mean in means.items()
+        }
+
+    assert choose(evidence(12, 0.9), 12) == "inverted"  # better by less than luck
+    assert choose(evidence(12, 0.5), 12) == "moved"
+    assert choose(evidence(40, 0.95), 40) == "moved"
+    assert choose(evidence(40, 1.05), 40) == "inverted"
+    harmless = {name: Evidence(torch.ones(40)) for name in ("uncorrected", "moved", "inverted")}
+    assert choose(harmless | {"prior": Evidence(2 * torch.ones(40))}, 40) == "uncorrected"
+    assert choose(harmless | {"prior": Evidence(0.9 * torch.ones(40))}, 40) == "prior"
 
 
 def test_left_out_energy_scores_prefer_the_truth():

@@ -4,7 +4,7 @@ r"""The default recipe: a warm start in closed form or by fine-tuning, chosen by
         for each fold: fit it on the other folds, draw z_0 for the pairs of this one
     keep the best by left-out energy score, if it is clearly better      fmcpe.evidence
     for each fold: train u_Θ from left-out z_0 to θ of the other folds   flow matching, as in fmcpe.correction
-    keep the flows if the left-out energy score gets better
+    keep the flows if the left-out energy score gets better by more than luck
 
 Every pair is answered by something that has not seen it, so all pairs are both trained on and evidence.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import PRIOR, Evidence, is_informed, left_out
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, Evidence, choose, left_out
 from fmcpe.forward import FEWEST_PAIRS, choose_size, coordinates, fit_forward
 from fmcpe.inversion import AfterFirst, InvertedProposal, draw_pool
 from fmcpe.ode import Solver
@@ -54,9 +54,6 @@ _LEAST_GAIN = 0.5
 
 _COMPARED = 2048
 """Draws of the prior that left-out θ are told from."""
-
-FEWEST_FOR_FLOWS = 30
-"""Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 
 
 class CrossFit:
@@ -229,14 +226,7 @@ class CrossFit:
             if name == "shifted":
                 others = [value.mean for way, value in evidence.items() if way != "inverted"]
                 self.shift_helps = min(others) == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
-        corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
-        best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
-        few = len(self.theta) < FEWEST_FOR_FLOWS
-        if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"]):
-            best = "inverted"  # what it does not know is computed, not guessed from the same few pairs
-        kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
-        if not is_informed(evidence[kept], evidence[PRIOR]):
-            kept = PRIOR
+        kept = choose(evidence, len(self.theta))
         chain = self.final(kept)
         if kept == PRIOR:
             warnings.warn(
@@ -250,7 +240,8 @@ class CrossFit:
             with self._timed("flows"):
                 members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
                 evidence[refined] = left_out(carried, self.z)
-            if evidence[refined].beats(evidence[kept]):
+            # they were stopped by the very pairs that are their evidence: one standard error would come too easily
+            if evidence[refined].beats(evidence[kept], 2.0):
                 chain.set_flows(members)
                 kept = refined
         history = {f"evidence_{name}": [value.mean] for name, value in evidence.items()}

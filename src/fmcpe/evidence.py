@@ -2,7 +2,7 @@
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
 average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs: the
-best correction has to be better than none by a standard error of the difference, and flows than what they start from. Where
+best correction has to be better than none by a standard error of the difference, flows than what they start from by two. Where
 the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better.
@@ -18,6 +18,8 @@ from torch import Tensor
 from fmcpe.metrics import energy_score
 
 PRIOR = "prior"
+FEWEST_FOR_FLOWS = 30
+"""Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 _FEW_PAIRS = 10
 """With so many pairs, the prior has to be better by a standard error to be the answer."""
 
@@ -47,3 +49,14 @@ def left_out(draws: Tensor, truth: Tensor) -> Evidence:
 def is_informed(kept: Evidence, prior: Evidence) -> bool:
     """Whether what is kept is better than the prior, as far as so many pairs can tell."""
     return kept.beats(prior, max(-1.0, 3 - 4 * _FEW_PAIRS / len(prior.scores)))
+
+
+def choose(evidence: dict[str, Evidence], pairs: int) -> str:
+    """The way to start that the evidence of so many pairs speaks for."""
+    corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
+    best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
+    few = pairs < FEWEST_FOR_FLOWS
+    if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"]):
+        best = "inverted"  # what it does not know is computed, not guessed from the same few pairs
+    kept = best if evidence[best].beats(evidence["uncorrected"]) else "uncorrected"
+    return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR
