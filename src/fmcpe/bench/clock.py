@@ -28,6 +28,9 @@ _WRAPPED = (
     ("x-transport", "fmcpe.warm", "WarmChain.draw_x"),
     ("closed forms", "fmcpe.crossfit", "fit_move"),
     ("closed forms", "fmcpe.crossfit", "fit_step"),
+    ("closed forms", "fmcpe.crossfit", "fit_shift"),
+    ("closed forms", "fmcpe.crossfit", "fit_forward"),
+    ("closed forms", "fmcpe.crossfit", "choose_size"),
     ("evidence", "fmcpe.crossfit", "left_out"),
     ("evidence", "fmcpe.refine", "_held_out_loss"),
 )
