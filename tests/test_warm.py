@@ -11,6 +11,7 @@ from torch import nn
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
 from fmcpe.calibrate import calibrate, disagreement
+from fmcpe.crossfit import CrossFit
 from fmcpe.diagnostics import central_coverage
 from fmcpe.evidence import Evidence, choose, is_informed, left_out
 from fmcpe.members import stack, unstacked
@@ -18,6 +19,7 @@ from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
+from fmcpe.spaces import ParameterSpace
 from fmcpe.summary import can_be_tuned, tune
 
 
@@ -254,6 +256,32 @@ def test_left_out_energy_scores_prefer_the_truth():
     truth = torch.randn(200, 2)
     right, wide = truth[:, None] * 0 + torch.randn(200, 64, 2), 3 * torch.randn(200, 64, 2)
     assert left_out(right, truth).beats(left_out(wide, truth))
+
+
+def test_a_parameter_on_a_bound_is_not_all_that_counts():
+    draws, truth = torch.full((4, 8, 1), 2.9), torch.tensor([[2.9], [2.9], [2.9], [6.0]])
+    torch.testing.assert_close(left_out(draws, truth).scores, torch.tensor([0.0, 0.0, 0.0, 0.1]), atol=1e-5, rtol=0)
+
+
+def test_repeated_measurements_are_left_out_together(base):
+    theta = PRIOR.sample((12,)).repeat_interleave(5, dim=0)
+    space = ParameterSpace(PRIOR, PRIOR.sample((500,)))
+    fit = CrossFit(as_proposal(base), theta, simulate(theta), None, simulate, None, space, Recipe(), False)
+    assert fit.distinct == 12
+    for folds in (fit.folds, fit.small_folds):
+        assert bool((folds.unflatten(0, (12, 5)) == folds[::5, None]).all())
+        assert set(folds.tolist()) == set(range(int(folds.max()) + 1))
+    posterior = FMCPE(base, simulate).fit(theta, simulate(theta) + 3.0, seed=0, show_progress_bars=False)
+    assert not any("flows" in name for name in posterior.history)  # twelve parameters are few, however often measured
+
+
+def test_pairs_that_do_not_beat_the_prior_are_told_of(base):
+    """With ten shuffled pairs something may be kept by luck, but never in silence."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        theta = PRIOR.sample((10,))
+        with pytest.warns(FMCPEWarning, match="no information|better than the prior"):
+            FMCPE(base, simulate).fit(theta.flip(0), simulate(theta), seed=seed, show_progress_bars=False)
 
 
 def test_flows_refine_a_wrong_start_and_are_not_kept_on_a_right_one():

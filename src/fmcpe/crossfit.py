@@ -105,12 +105,12 @@ class CrossFit:
         self.summary = summary_for(flat)
         self.y_scale = Standardiser(self.summary(self.prepared))
         self.features = self.y_scale(self.summary(self.prepared)).clamp(-FURTHEST, FURTHEST)
-        number = len(theta)
-        order = torch.randperm(number, device=y.device)
-        self.folds = order % min(recipe.folds, number)
+        groups, self.distinct = _groups(theta)
+        order = torch.randperm(self.distinct, device=y.device)[groups]
+        self.folds = order % min(recipe.folds, self.distinct)
         # closed forms are cheap: with few pairs, more folds leave out less
-        self.small_folds = order % min(10, number) if number <= 100 else self.folds
-        self.copies = max(FEWEST_DRAWS, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // number))
+        self.small_folds = order % min(10, self.distinct) if self.distinct <= 100 else self.folds
+        self.copies = max(FEWEST_DRAWS, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // len(theta)))
         self.adapted: dict[str, TunedProposal] = {}
         self.shift_helps = False
         self._pool: Tensor | None = None
@@ -188,7 +188,9 @@ class CrossFit:
         self._pool = draw_pool(self.raw.prior, self.y.device)
         self._where = coordinates(self.y, self._pool)
         self._reduced = self._where.reduce(self.y)
-        self._size, gain = choose_size(self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED])
+        self._size, gain = choose_size(
+            self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
+        )
         return gain > _LEAST_GAIN
 
     def _shift(self, rows: Tensor) -> TunedProposal:
@@ -226,7 +228,7 @@ class CrossFit:
             if name == "shifted":
                 others = [value.mean for way, value in evidence.items() if way != "inverted"]
                 self.shift_helps = min(others) == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
-        kept = choose(evidence, len(self.theta))
+        kept = choose(evidence, self.distinct)
         chain = self.final(kept)
         if kept == PRIOR:
             warnings.warn(
@@ -235,7 +237,14 @@ class CrossFit:
                 FMCPEWarning,
                 stacklevel=4,
             )
-        elif stages != "x-only" and len(self.theta) >= FEWEST_FOR_FLOWS:
+        elif not evidence[kept].beats(evidence[PRIOR]):
+            warnings.warn(
+                f"{len(self.theta)} calibration pairs do not show that the answer is better than the prior. Check that each "
+                "row of theta belongs to its row of y, and measure more pairs.",
+                FMCPEWarning,
+                stacklevel=4,
+            )
+        if kept != PRIOR and stages != "x-only" and self.distinct >= FEWEST_FOR_FLOWS:
             refined = f"{kept}, flows"
             with self._timed("flows"):
                 members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
@@ -298,3 +307,12 @@ class CrossFit:
         started = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - started
+
+
+def _groups(theta: Tensor) -> tuple[Tensor, int]:
+    """Pairs with the same θ, repeated measurements, are left out together: the group of each pair, and how many there are."""
+    groups = torch.unique(theta, dim=0, return_inverse=True)[1]
+    distinct = int(groups.max()) + 1
+    if distinct in (1, len(theta)):
+        return torch.arange(len(theta), device=theta.device), len(theta)
+    return groups, distinct

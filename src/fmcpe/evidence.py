@@ -41,9 +41,14 @@ class Evidence(NamedTuple):
         return bool(gain.mean() > standard_errors * error)
 
 
+_EDGE = 3.0
+"""How far from the middle, in z, evidence looks: a θ on a bound of the prior is infinitely far, and all that would count."""
+
+
 def left_out(draws: Tensor, truth: Tensor) -> Evidence:
     """The evidence in draws (N, S, p) for left-out pairs with the truth (N, p), both in z."""
-    return Evidence(energy_score(draws.movedim(0, 1).cpu(), truth.cpu(), reduce=False))
+    draws, truth = (z.clamp(-_EDGE, _EDGE).cpu() for z in (draws, truth))
+    return Evidence(energy_score(draws.movedim(0, 1), truth, reduce=False))
 
 
 def is_informed(kept: Evidence, prior: Evidence) -> bool:

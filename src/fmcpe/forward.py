@@ -213,13 +213,21 @@ def leading_directions(data: Tensor) -> Tensor:
     return torch.linalg.svd(data - data.mean(0), full_matrices=False)[2].T
 
 
-def choose_size(theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor) -> tuple[Size, float]:
+def choose_size(
+    theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor, folds: Tensor
+) -> tuple[Size, float]:
     """The size with which left-out θ are best told from draws of the prior, given y.
+
+    Args:
+        theta: Physical parameters of the pairs, (N, p).
+        data: Their observations in these coordinates, (N, r).
+        where: The coordinates.
+        prior_theta: Draws of the prior, (M, p).
+        folds: The fold of each pair, (N,), from 0 to K - 1: those of one fold are left out together.
 
     Returns:
         The size, and how much more it says of a left-out θ than a guess does: the mean gain in log probability, in nats.
     """
-    folds = torch.arange(len(data), device=data.device) % _folds(len(data))
     parts = [(folds == k, folds != k) for k in range(int(folds.max()) + 1)]
     leading = [leading_directions(data[outside]) for _, outside in parts]
 
@@ -238,7 +246,7 @@ def choose_size(theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Te
         return {wide: total / len(data) + math.log(1 + len(prior_theta)) for wide, total in found.items()}
 
     # one after the other: the degree, with a middling number of directions; that number; the widening
-    numbers = _numbers_of_directions(*data.shape)
+    numbers = _numbers_of_directions(min(int(outside.sum()) for _, outside in parts), data.shape[1])
     middling = numbers[len(numbers) // 2]
     degree = _best([Size(d, middling) for d in _degrees(theta.shape[1], len(data))], gains).degree
     size = _best([Size(degree, number) for number in numbers], gains)
@@ -251,13 +259,9 @@ def _best(sizes: Sequence[Size], gains: Callable[[Size, Sequence[float]], dict[S
     return max(sizes, key=lambda size: gains(size, (1.0,))[size])
 
 
-def _folds(pairs: int) -> int:
-    return min(pairs, 10 if pairs <= 100 else 5)
-
-
 def _numbers_of_directions(pairs: int, numbers: int) -> list[int]:
     """How many directions so many pairs and numbers allow; all numbers of a short vector are a choice too."""
-    most = min(numbers, pairs - -(-pairs // _folds(pairs)) - 2)
+    most = max(1, min(numbers, pairs - 2))
     return sorted({min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))})
 
 

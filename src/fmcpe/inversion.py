@@ -1,12 +1,13 @@
-r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \theta) p(\theta) \), drawn in closed steps.
+r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \theta) p(\theta) \), drawn in a few steps.
 
     θ_0:       one of a pool of draws of the prior, each as likely as p(y|θ)^β says, β so small that many of them count
-    β -> 1:    Metropolis steps z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise
-    β = 1:     the same, in turn with steps to a draw of the posterior of the regression made straight at z (Newton's)
+    uphill:    where β < 1, Newton's steps from there to where the posterior is high
+    Metropolis steps:  z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise, in turn with steps to a draw of
+               the posterior of the regression made straight at z
 
 The difference of two draws of the pool knows the posterior's shape, bent or correlated as it may be, and needs no tuning; where
 the posterior is far narrower than the pool is fine, Newton's steps land in it at once. Where the pool is fine enough, β
-is 1 from the start, and the draws are exact but for the pool's size. All rows take their steps at once.
+is 1, and the draws are exact but for the pool's size. All rows take their steps at once.
 """
 
 from __future__ import annotations
@@ -23,18 +24,22 @@ from fmcpe.forward import Forward
 from fmcpe.proposal import Proposal
 from fmcpe.spaces import ParameterSpace
 
-POOL = 1024, 1024, 2048, 8192
-"""Draws of the prior that every draw of the posterior starts from, for one parameter, two, three, and more."""
+POOL = 4096, 8192
+"""Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
 
-_STEPS, _WARMING = 14, 8
-"""Metropolis steps, and how many of them β takes to reach 1."""
+_STEPS = 12
+"""Metropolis steps."""
+_CLIMBS, _PARTS, _LONGEST, _TYPICAL, _CLIMBERS = 10, (1.0, 0.25, 0.05), 2.0, 2.0, 64
+"""Steps uphill, the shares of one that are tried, how long one is at most, how many standard deviations from the centre they
+end, and how many rows start for one observation."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
-_SCALES = torch.tensor([1.0, 0.4, 0.1])
+_SCALES = torch.tensor([1.0, 1.0, 0.4])
 _DIFFERENCE = 1e-3
 _ROWS = 2000
 """Rows at a time."""
-_FOR_EVIDENCE = 512
+_FOR_EVIDENCE, _WIDER = 512, 1.5
+"""Draws that the evidence is estimated by, and how much wider the normals around them are."""
 
 
 class InvertedProposal(Proposal):
@@ -90,54 +95,81 @@ class InvertedProposal(Proposal):
         start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
         pick = _Picker((start * log_likelihood).softmax(1), copies)
         z, start = self._z[pick(1)[0]], start[:, 0].repeat_interleave(copies)
+        if bool((start < 1).any()):
+            z = self._uphill_of(z, seen, start < 1, copies)
         others = self._z[pick(2 * _STEPS)]
         value = self._values(z, seen)
         scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
-        chance = torch.rand(2 * _STEPS, len(z), device=z.device).log()
+        chance = torch.rand(2, _STEPS, len(z), device=z.device).log()
+        reach = start.sqrt() * (2.38 / math.sqrt(2 * z.shape[1]))
         for step in range(_STEPS):
-            warmth = start ** max(0.0, 1 - (step + 1) / _WARMING)
-            reach = scales[step] * (start / warmth).sqrt() * (2.38 / math.sqrt(2 * z.shape[1]))
-            moved = z + reach[:, None] * (others[2 * step] - others[2 * step + 1])
+            moved = z + (scales[step] * reach)[:, None] * (others[2 * step] - others[2 * step + 1])
             moved_value = self._values(moved, seen)
-            gain = warmth * (moved_value[0] - value[0]) + moved_value[1] - value[1]
-            z, value = _where(chance[2 * step] < gain, (moved, moved_value), (z, value))
-            if step >= _WARMING // 2 and (step < _WARMING or step % 2):
-                # where the pool was too coarse, the first of these steps go uphill whatever it costs
-                climbing = (start < 1) if step < _WARMING else torch.zeros_like(start, dtype=torch.bool)
-                z, value = self._newton(z, value, seen, scales[step], chance[2 * step + 1], climbing)
+            z, value = _where(chance[0, step] < moved_value - value, (moved, moved_value), (z, value))
+            if step % 2:
+                z, value = self._newton(z, value, seen, scales[step], chance[1, step])
         return z
 
-    def _newton(
-        self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor, climbing: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _uphill_of(self, z: Tensor, seen: Tensor, climbing: Tensor, copies: int) -> Tensor:
+        """Rows z where they climb, (B, p): of the many draws of one observation some do, and the others go where these are."""
+        starters = min(copies, _CLIMBERS)
+        row = torch.arange(len(z), device=z.device).reshape(-1, copies)
+        index = row[:, torch.arange(copies, device=z.device) % starters].flatten()
+        own = ((index == row.flatten()) & climbing).nonzero()[:, 0]
+        out = z.clone()
+        out[own] = self._climb(z[own], seen[own])
+        return torch.where(climbing[:, None], out[index], z)
+
+    def _climb(self, z: Tensor, seen: Tensor) -> Tensor:
+        """Newton's steps uphill, in each direction as far as draws lie and no further; shortened where they overshoot.
+
+        Where the posterior is a long and bent ridge, rows so come to lie all along it. Far from all data Student's t is flat;
+        the normal distribution that is taken in its place is not.
+        """
+        value = self._values(z, seen)
+        for _ in range(_CLIMBS):
+            step = self._straightened(z, seen, normal=True).nearest(z) - z
+            step = step * (_LONGEST / step.norm(dim=1, keepdim=True).clamp_min(_LONGEST))
+            for part in _PARTS:
+                moved = z + part * step
+                moved_value = self._values(moved, seen)
+                higher = moved_value > value
+                z, value = _where(higher, (moved, moved_value), (z, value))
+                step = torch.where(higher[:, None], 0.0, step)
+        return z
+
+    def _newton(self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
         """A Metropolis step towards a draw of the posterior of the regression made straight at z: all the way, or a part."""
         here = self._straightened(z, seen)
         moved = here.part_way(z, scale).sample()
         there, moved_value = self._straightened(moved, seen), self._values(moved, seen)
-        uphill = moved_value.sum(0) - value.sum(0)
-        gain = uphill + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
-        return _where((chance < gain) | (climbing & (uphill > 0)), (moved, moved_value), (z, value))
+        gain = moved_value - value + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
+        return _where(chance < gain, (moved, moved_value), (z, value))
 
-    def _straightened(self, z: Tensor, seen: Tensor) -> _Normal:
-        """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand."""
+    def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> _Normal:
+        """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand.
+
+        With `normal`, the noise of the regression is taken to be normal.
+        """
         dim = z.shape[1]
         around = torch.cat([z[None], z + _DIFFERENCE * torch.eye(dim, device=z.device)[:, None]])
         mean, factor = self._expect(self.space.to_theta(around.flatten(0, 1)))
         mean, factor = mean.unflatten(0, (dim + 1, len(z))), factor[: len(z)]
         slope = ((mean[1:] - mean[:1]) / _DIFFERENCE).permute(1, 0, 2).nan_to_num(0.0, 0.0, 0.0)
         off = seen - mean[0]
-        weighted = self.forward.weight(off.square().sum(-1), factor)[:, None, None] * slope
+        weight = 1 / factor if normal else self.forward.weight(off.square().sum(-1), factor)
+        weighted = weight[:, None, None] * slope
         root = torch.linalg.cholesky((weighted @ slope.mT).double() + torch.eye(dim, device=z.device)).to(z)
         towards = (weighted @ off[:, :, None])[:, :, 0] - z
         return _Normal(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
 
     def _values(self, z: Tensor, seen: Tensor) -> Tensor:
-        """Log likelihood and log prior, the latter as a density in z, of each row: (2, B)."""
+        """Log of likelihood times prior, as a density in z, of each row: (B,)."""
         theta = self.space.to_theta(z)
         prior = self.prior.log_prob(theta).to(z) - self.space.log_abs_det(theta)
         likelihood = self.forward.row_by_row(self._expect(theta), seen)
         # far out, a bounded θ is rounded to its bound, where there is no density in z
-        return torch.stack([likelihood, prior]).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        return (likelihood + prior).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     # ------------------------------------------------------------------ density
 
@@ -153,22 +185,19 @@ class InvertedProposal(Proposal):
     def log_evidence(self, seen: Tensor) -> Tensor:
         """Log of the likelihood's mean over the prior for each row of what is seen, (K, q) -> (K,): the same at every call.
 
-        By importance sampling from normals around draws of the posterior.
+        By importance sampling from normals around draws of the posterior, each as wide as the posterior made straight there.
         """
         with seeded(0):
             return torch.stack([self._log_evidence(row) for row in seen])
 
     def _log_evidence(self, seen: Tensor) -> Tensor:
-        rows, dim = seen.expand(_FOR_EVIDENCE, -1), self.space.dim
+        rows = seen.expand(_FOR_EVIDENCE, -1)
         z = self._draw_z(rows)
-        covariance = torch.atleast_2d(torch.cov(z.T.double()))
-        covariance = covariance + 1e-9 * covariance.diagonal().mean().clamp_min(1e-12) * torch.eye(dim).to(covariance)
-        # Scott's rule, and twice that for the tails
-        kernel = 2 * _FOR_EVIDENCE ** (-1 / (dim + 4)) * torch.linalg.cholesky(covariance)
-        drawn = z.double() + torch.randn_like(z.double()) @ kernel.T
-        normals = MultivariateNormal(z.double()[None], scale_tril=kernel)
+        root = self._straightened(z, rows).root / _WIDER
+        normals = MultivariateNormal(z.double(), precision_matrix=(root @ root.mT).double())
+        drawn = normals.sample()
         log_q = normals.log_prob(drawn[:, None]).logsumexp(1) - math.log(_FOR_EVIDENCE)
-        log_p = self._values(drawn.to(z), rows).sum(0).double()
+        log_p = self._values(drawn.to(z), rows).double()
         return ((log_p - log_q).logsumexp(0) - math.log(_FOR_EVIDENCE)).to(z)
 
     def to(self, device: str | torch.device) -> Proposal:
@@ -196,6 +225,14 @@ class _Normal(NamedTuple):
         standard = torch.randn_like(self.centre)[:, :, None]
         return self.centre + torch.linalg.solve_triangular(self.root.mT, standard, upper=True)[:, :, 0]
 
+    def nearest(self, z: Tensor) -> Tensor:
+        """The points nearest to z that are within two standard deviations of the centre along each axis, (B, p)."""
+        precision, axes = torch.linalg.eigh((self.root @ self.root.mT).double())
+        deviation = precision.clamp_min(1e-12).rsqrt()
+        along = (axes.mT @ (z - self.centre).double()[:, :, None])[:, :, 0]
+        along = torch.minimum(torch.maximum(along, -_TYPICAL * deviation), _TYPICAL * deviation)
+        return self.centre + (axes @ along[:, :, None])[:, :, 0].to(z)
+
     def log_prob(self, z: Tensor) -> Tensor:
         """Up to a constant, (B,)."""
         standard = (self.root.mT @ (z - self.centre)[:, :, None])[:, :, 0]
@@ -203,7 +240,7 @@ class _Normal(NamedTuple):
 
 
 def _where(accepted: Tensor, moved: tuple[Tensor, Tensor], stayed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows (B, p) and their values (2, B), moved where that was accepted."""
+    """Rows (B, p) and their values (B,), moved where that was accepted."""
     return torch.where(accepted[:, None], moved[0], stayed[0]), torch.where(accepted, moved[1], stayed[1])
 
 
@@ -244,5 +281,4 @@ class AfterFirst(nn.Module):
 def draw_pool(prior: Distribution, device: torch.device) -> Tensor:
     """A pool of draws of the prior."""
     few = prior.sample((POOL[0],)).to(device, torch.float32)
-    rest = POOL[min(few.shape[1], len(POOL)) - 1] - len(few)
-    return few if not rest else torch.cat([few, prior.sample((rest,)).to(few)])
+    return few if few.shape[1] <= 3 else torch.cat([few, prior.sample((POOL[1] - len(few),)).to(few)])
