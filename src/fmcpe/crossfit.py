@@ -237,9 +237,9 @@ class CrossFit:
                 FMCPEWarning,
                 stacklevel=4,
             )
-        elif not evidence[kept].beats(evidence[PRIOR]):
+        elif not evidence[kept].beats(evidence[PRIOR], 2.0):
             warnings.warn(
-                f"{len(self.theta)} calibration pairs do not show that the answer is better than the prior. Check that each "
+                f"{len(self.theta)} calibration pairs hardly show that the answer is better than the prior. Check that each "
                 "row of theta belongs to its row of y, and measure more pairs.",
                 FMCPEWarning,
                 stacklevel=4,
