@@ -2,8 +2,8 @@
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
 average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs: the
-best correction has to be better than none by two standard errors of the difference, and flows than what they start from. Where
-the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
+best correction has to be better than none by two standard errors of the difference (with few pairs one), and so have flows.
+Where the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better.
 """
@@ -63,6 +63,6 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     few = pairs < FEWEST_FOR_FLOWS
     if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"]):
         best = "inverted"  # what it does not know is computed, not guessed from the same few pairs
-    # the best of several is lucky: one standard error would come too easily
-    kept = best if evidence[best].beats(evidence["uncorrected"], 2.0) else "uncorrected"
+    # the best of several is lucky, but of few pairs no more than one standard error can be asked
+    kept = best if evidence[best].beats(evidence["uncorrected"], 1.0 if few else 2.0) else "uncorrected"
     return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR

@@ -45,7 +45,7 @@ def in_words(posterior: CorrectedPosterior) -> str:
         if posterior.stages == "prior":
             lines.append("The calibration pairs carry no information that could be found: this posterior is the prior.")
         elif posterior.stages == "uncorrected":
-            lines.append("No correction was better by two standard errors: this is the base posterior as it came.")
+            lines.append("No correction was clearly better on left-out pairs: this is the base posterior as it came.")
     clamped = posterior.corrector.proposal.fraction_clamped
     if clamped:
         lines.append(f"{clamped:.1%} of the last base draws fell outside the prior and were moved to its edge.")
