@@ -27,8 +27,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
             f"{name} is a {type(value).__name__} that does not convert to numbers; a torch tensor or a numpy array "
             f"was expected. Try {name}=torch.as_tensor(...)."
         ) from error
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
+    finite = torch.isfinite(tensor)
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
         raise ValueError(
             f"{name} holds {bad} value(s) that are NaN or infinite (of {tensor.numel()}); finite numbers were expected. "
             f"Remove the rows concerned, e.g. keep = torch.isfinite({name}).flatten(1).all(1)."

@@ -61,8 +61,10 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
     best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
     few = pairs < FEWEST_FOR_FLOWS
-    if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"]):
-        best = "inverted"  # what it does not know is computed, not guessed from the same few pairs
+    if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"], 2.0):
+        # what it does not know is computed, not guessed from the same few pairs; another way that seems better on ten of
+        # them is often far worse on the eleventh, which lies outside all of them
+        best = "inverted"
     # the best of several is lucky, but of few pairs no more than one standard error can be asked
     kept = best if evidence[best].beats(evidence["uncorrected"], 1.0 if few else 2.0) else "uncorrected"
     return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR

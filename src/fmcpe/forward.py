@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class Forward(nn.Module):
 
     directions: Tensor
     whitening: Tensor
+    freedom: Tensor
 
     def __init__(self, parameters: int, numbers: int, size: Size) -> None:
         super().__init__()
@@ -69,6 +71,7 @@ class Forward(nn.Module):
         self.data_scale = FlatStandardiser(torch.zeros(2, numbers))
         self.register_buffer("directions", torch.zeros(numbers, size.directions))
         self.register_buffer("whitening", torch.eye(size.directions))
+        self.register_buffer("freedom", torch.ones(()))
         self.ridge = Ridge(features, size.directions)
 
     def see(self, y: Tensor) -> Tensor:
@@ -88,7 +91,8 @@ class Forward(nn.Module):
         """Powers and products of standardised θ, (B, F)."""
         if self.size.degree == 1:
             return u
-        return torch.cat([u[:, index].prod(-1) for index in self.terms], dim=-1)
+        factors = ([u[:, factor] for factor in index.unbind(1)] for index in self.terms)
+        return torch.cat([reduce(torch.mul, each) for each in factors], dim=1)
 
     def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
@@ -107,19 +111,20 @@ class Forward(nn.Module):
         return Expectation(self, matrix / scale.std[:, None], offset)
 
     def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
-        """Student's t, with as many degrees of freedom as there are pairs, up to a constant.
+        """Student's t: what is left of a normal distribution whose coefficients and covariance the pairs have to tell, too.
+
+        With coefficients that nothing is known of beforehand, and an inverse Wishart for the covariance, it is exact.
 
         Args:
             squared_distance: Between what is seen and what is expected.
             factor: Of the variance, shaped to go with it.
         """
-        freedom, directions = float(self.ridge.count), self.size.directions
-        tail = torch.log1p(squared_distance / (freedom * factor))
-        return torch.add(-0.5 * directions * factor.log(), tail, alpha=-0.5 * (freedom + directions))
+        tail = torch.log1p(squared_distance / (float(self.freedom) * factor))
+        return torch.add(-0.5 * self.size.directions * factor.log(), tail, alpha=-0.5 * (float(self.freedom) + 1))
 
     def weight(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
         """Precision of the normal distribution that is as steep there as Student's t."""
-        return (self.ridge.count + self.size.directions) / (factor * self.ridge.count + squared_distance)
+        return (self.freedom + 1) / (factor * self.freedom + squared_distance)
 
     def row_by_row(self, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
         """Log likelihood of each row of θ, of which so much is expected, for its own row of what is seen (B, q)."""
@@ -147,10 +152,18 @@ class Expectation(NamedTuple):
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """As `Forward.expect`."""
-        out = torch.addmm(self.offset, self.forward.powers(self.forward.theta_scale(theta)), self.matrix)
+        out = torch.addmm(self.offset, self._powers(theta), self.matrix)
         mean, spread = out.tensor_split([self.forward.size.directions], dim=1)
         leverage = spread.square().sum(-1).clamp_max(LARGEST_LEVERAGE) + 1 / self.forward.ridge.count
         return mean, self.forward.size.widening * (1 + leverage)
+
+    def mean(self, theta: Tensor) -> Tensor:
+        """The first of the two."""
+        directions = self.forward.size.directions
+        return torch.addmm(self.offset[:directions], self._powers(theta), self.matrix[:, :directions])
+
+    def _powers(self, theta: Tensor) -> Tensor:
+        return self.forward.powers(self.forward.theta_scale(theta))
 
 
 class Coordinates(NamedTuple):
@@ -198,6 +211,8 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, lea
     forward.feature_scale = Standardiser(powers)
     fit = fit_ridge(forward.feature_scale(powers), data @ directions)
     forward.ridge = fit.ridge
+    used = (fit.leverage / (1 + fit.leverage)).sum()  # coefficients for each direction, but for what the penalty takes
+    forward.freedom.copy_((number + _PRIOR_PAIRS - used).clamp_min(1.0))
     residual = (fit.residual / (1 + fit.leverage).sqrt()[:, None]).double()
     covariance = residual.T @ residual / number
     # the fewer pairs, the less their residuals say of how directions go together

@@ -27,11 +27,13 @@ from fmcpe.spaces import ParameterSpace
 POOL = 4096, 8192
 """Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
 
-_STEPS = 12
-"""Metropolis steps."""
-_CLIMBS, _PARTS, _LONGEST, _TYPICAL, _CLIMBERS = 10, (1.0, 0.25, 0.05), 2.0, 2.0, 64
-"""Steps uphill, the shares of one that are tried, how long one is at most, how many standard deviations from the centre they
-end, and how many rows start for one observation."""
+_FEW_DRAWS, _SMALL_POOL = 8, 1024
+"""Of an observation with fewer draws than this, a part of the pool is asked: looking through it is most of the work."""
+_STEPS, _FEWEST_STEPS, _HOLD = 12, 6, 0.8
+"""Metropolis steps; after the fewest they end, if this share of the steps all the way to another draw was accepted."""
+_CLIMBS, _PARTS, _LONGEST, _SHORTEST, _TYPICAL, _CLIMBERS = 10, (1.0, 0.25, 0.05), 2.0, 1e-3, 2.0, 64
+"""Steps uphill, the shares of one that are tried, how long one is at most and at least, how many standard deviations from the
+centre they end, and how many rows start for one observation."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
 _SCALES = torch.tensor([1.0, 1.0, 0.4])
@@ -90,7 +92,8 @@ class InvertedProposal(Proposal):
         if bool((counts != counts[0]).any()):
             each, counts = seen, torch.ones_like(counts)
         copies = int(counts[0])
-        log_likelihood = self.forward.against_all(self._expected, each)
+        members = len(self._z) if copies >= _FEW_DRAWS else _SMALL_POOL
+        log_likelihood = self.forward.against_all((self._expected[0][:members], self._expected[1][:members]), each)
         best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
         start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
         pick = _Picker((start * log_likelihood).softmax(1), copies)
@@ -107,7 +110,11 @@ class InvertedProposal(Proposal):
             moved_value = self._values(moved, seen)
             z, value = _where(chance[0, step] < moved_value - value, (moved, moved_value), (z, value))
             if step % 2:
-                z, value = self._newton(z, value, seen, scales[step], chance[1, step])
+                newton = self._newton(z, value, seen, scales[step], chance[1, step])
+                z, value = _where(newton.accepted, newton.moved, (z, value))
+                whole = newton.accepted[scales[step] == 1].float()
+                if step + 1 >= _FEWEST_STEPS and bool(whole.mean() > _HOLD):
+                    break  # then the posterior is nearly normal, and each row has come to a draw of its own
         return z
 
     def _uphill_of(self, z: Tensor, seen: Tensor, climbing: Tensor, copies: int) -> Tensor:
@@ -129,22 +136,27 @@ class InvertedProposal(Proposal):
         value = self._values(z, seen)
         for _ in range(_CLIMBS):
             step = self._straightened(z, seen, normal=True).nearest(z) - z
-            step = step * (_LONGEST / step.norm(dim=1, keepdim=True).clamp_min(_LONGEST))
+            length = step.norm(dim=1, keepdim=True)
+            if float(length.max()) < _SHORTEST:
+                break
+            step = step * (_LONGEST / length.clamp_min(_LONGEST))
             for part in _PARTS:
                 moved = z + part * step
                 moved_value = self._values(moved, seen)
                 higher = moved_value > value
                 z, value = _where(higher, (moved, moved_value), (z, value))
                 step = torch.where(higher[:, None], 0.0, step)
+                if not bool(step.any()):
+                    break
         return z
 
-    def _newton(self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor) -> tuple[Tensor, Tensor]:
+    def _newton(self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor) -> _Step:
         """A Metropolis step towards a draw of the posterior of the regression made straight at z: all the way, or a part."""
         here = self._straightened(z, seen)
         moved = here.part_way(z, scale).sample()
         there, moved_value = self._straightened(moved, seen), self._values(moved, seen)
         gain = moved_value - value + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
-        return _where(chance < gain, (moved, moved_value), (z, value))
+        return _Step(chance < gain, (moved, moved_value))
 
     def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> _Normal:
         """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand.
@@ -152,11 +164,11 @@ class InvertedProposal(Proposal):
         With `normal`, the noise of the regression is taken to be normal.
         """
         dim = z.shape[1]
-        around = torch.cat([z[None], z + _DIFFERENCE * torch.eye(dim, device=z.device)[:, None]])
-        mean, factor = self._expect(self.space.to_theta(around.flatten(0, 1)))
-        mean, factor = mean.unflatten(0, (dim + 1, len(z))), factor[: len(z)]
-        slope = ((mean[1:] - mean[:1]) / _DIFFERENCE).permute(1, 0, 2).nan_to_num(0.0, 0.0, 0.0)
-        off = seen - mean[0]
+        mean, factor = self._expect(self.space.to_theta(z))
+        around = z + _DIFFERENCE * torch.eye(dim, device=z.device)[:, None]
+        near = self._expect.mean(self.space.to_theta(around.flatten(0, 1))).unflatten(0, (dim, len(z)))
+        slope = ((near - mean) / _DIFFERENCE).transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
+        off = seen - mean
         weight = 1 / factor if normal else self.forward.weight(off.square().sum(-1), factor)
         weighted = weight[:, None, None] * slope
         root = torch.linalg.cholesky((weighted @ slope.mT).double() + torch.eye(dim, device=z.device)).to(z)
@@ -206,6 +218,15 @@ class InvertedProposal(Proposal):
         self.pool = self.pool.to(device)
         self._arrange()
         return self
+
+
+class _Step(NamedTuple):
+    """A Metropolis step of each row."""
+
+    accepted: Tensor
+    """Whether it is taken, (B,)."""
+    moved: tuple[Tensor, Tensor]
+    """Where it leads, (B, p), and the value there, (B,)."""
 
 
 class _Normal(NamedTuple):

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from fmcpe.bench.units import Unit
+from fmcpe.bench.units import SIMULATION_TRAINED, Unit
 
 if TYPE_CHECKING:
     from fmcpe.tasks import Task
-
-SIMULATION_TRAINED = ("nnpe", "j-npe")
-"""Methods that train a base posterior of their own: they get the simulations and epochs that it had."""
 
 
 def fitted(unit: Unit, task: Task, base: Any, wrap: Callable[[Callable], Callable] | None = None) -> Any:
@@ -21,7 +18,7 @@ def fitted(unit: Unit, task: Task, base: Any, wrap: Callable[[Callable], Callabl
     Args:
         unit: What is asked for.
         task: Its task.
-        base: Its base posterior.
+        base: Its base posterior, where it has one.
         wrap: Applied to the simulator that the method is given, to take its time.
     """
     theta, y = task.calibration_set(unit.pairs, unit.set) if unit.pairs else (None, None)

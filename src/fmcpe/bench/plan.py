@@ -49,9 +49,11 @@ class Preset:
         sensitivity_tasks: Tasks of `sensitivity`.
         sizes: Numbers of calibration pairs.
         few_sizes: Those of `ablation` and `prior`.
-        timed_sizes: Those of `timing` and `speed`.
+        timed_sizes: Those of `timing`.
+        speed_sizes: Those of `speed`.
         sets: Nested calibration sets.
         simulations: Simulations of a base posterior.
+        joint_simulations: Those of J-NPE, which trains on all of them in every fit.
         epochs: Epochs of its training.
         evaluation: What is measured.
         extra: The same for what is in no other experiment than `ablation`, `independence` or `prior`.
@@ -76,8 +78,10 @@ class Preset:
     sizes: tuple[int, ...] = (10, 50, 200, 1000)
     few_sizes: tuple[int, ...] = (10, 50, 200, 1000)
     timed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    speed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
     sets: int = 5
     simulations: int = 50_000
+    joint_simulations: int = 50_000
     epochs: int = 20
     evaluation: Evaluation = _PAPER
     extra: Evaluation = _PAPER
@@ -107,8 +111,10 @@ PRESETS = {
         sbc_tasks=("gaussian", "pendulum"),
         sensitivity_tasks=("pendulum",),
         few_sizes=(200,),
-        timed_sizes=(200, 1000),
+        timed_sizes=(200,),
+        speed_sizes=(200, 1000),
         sets=3,
+        joint_simulations=20_000,
         evaluation=_QUICK,
         extra=_QUICKEST,
         sbc=_QUICK,
@@ -124,8 +130,10 @@ PRESETS = {
         sizes=(10, 20),
         few_sizes=(10, 20),
         timed_sizes=(10, 20),
+        speed_sizes=(10, 20),
         sets=1,
         simulations=300,
+        joint_simulations=300,
         epochs=2,
         evaluation=_SMOKE,
         extra=_SMOKE,
@@ -204,18 +212,18 @@ def _prior(p: Preset) -> Iterable[Unit]:
 
 
 def _timing(p: Preset) -> Iterable[Unit]:
-    return _timed(p, (*BASELINES, "fmcpe-paper", "fmcpe"))
+    return _timed(p, p.timed_sizes, (*BASELINES, "fmcpe-paper", "fmcpe"))
 
 
 def _speed(p: Preset) -> Iterable[Unit]:
-    return _timed(p, ("fmcpe-paper", "fmcpe"))
+    return _timed(p, p.speed_sizes, ("fmcpe-paper", "fmcpe"))
 
 
-def _timed(p: Preset, methods: Iterable[str]) -> Iterable[Unit]:
+def _timed(p: Preset, sizes: tuple[int, ...], methods: Iterable[str]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
     # what is timed is what people run: no recipe is cut but for a look at whether everything runs
     p = replace(p, paper_recipe=())
-    return _grid(replace(p, evaluation=clock, sizes=p.timed_sizes, sets=1), p.tasks, methods)
+    return _grid(replace(p, evaluation=clock, sizes=sizes, sets=1), p.tasks, methods)
 
 
 def _sensitivity(p: Preset) -> Iterable[Unit]:
@@ -256,8 +264,9 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
                     if method in WITHOUT_PAIRS:
                         continue
                     recipe = p.recipe_of(method)
+                    simulations = p.joint_simulations if method == "j-npe" else p.simulations
                     yield Unit(
-                        "fit", task, method, task_options, p.simulations, p.epochs, pairs, number, recipe, p.evaluation
+                        "fit", task, method, task_options, simulations, p.epochs, pairs, number, recipe, p.evaluation
                     )
 
 

@@ -18,6 +18,8 @@ Options = tuple[tuple[str, Any], ...]
 """Keyword arguments as sorted pairs, so that they can be compared and hashed."""
 
 Kind = Literal["base", "fit"]
+SIMULATION_TRAINED = ("nnpe", "j-npe")
+"""Methods that train a base posterior of their own: they get the unit's simulations and epochs."""
 
 
 def options(**values: Any) -> Options:
@@ -95,7 +97,7 @@ class Unit:
     @property
     def base(self) -> Unit | None:
         """The unit that has to be done first."""
-        if self.kind == "base" or self.method == "reference":
+        if self.kind == "base" or self.method in ("reference", *SIMULATION_TRAINED):
             return None
         return Unit("base", self.task, options=self.options, simulations=self.simulations, epochs=self.epochs)
 

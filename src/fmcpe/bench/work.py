@@ -96,9 +96,9 @@ def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str,
             return metrics | {"unknown": "measured data have no reference posterior"}, {}
         draw = reference_draws(task)
     else:
-        if base_file is None:
+        if base_file is None and unit.base is not None:
             raise ValueError(f"no base posterior came for {unit.label}; it is a unit of its own, to be done first.")
-        base = load_base(base_file)
+        base = None if base_file is None else load_base(base_file)
         if evaluation.timed:
             return metrics | _timed(unit, task, base), {}
         started = time.perf_counter()
