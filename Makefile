@@ -58,6 +58,7 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/npe_schedule.py
 	$(BIN)/python benchmarks/rope.py
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/harm.py
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick

@@ -8,10 +8,10 @@ from torch import nn
 import fmcpe
 from fmcpe import FMCPE, Recipe, as_proposal, baselines
 from fmcpe._random import seeded
-from fmcpe.crossfit import CrossFit
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.refine import refine
 from fmcpe.spaces import ParameterSpace
+from fmcpe.starts import Starts
 from fmcpe.training import Training
 
 # small networks on few cores: threads cost more than they give, and they make runs of the suite side by side crawl
@@ -94,7 +94,7 @@ def posteriors(base, base_with_embedding, pairs):
             theta = PRIOR.sample((200,))
             space, replay = ParameterSpace(PRIOR, theta), (theta, simulate(theta))
             recipe = Recipe(epochs=20)
-            fit = CrossFit(as_proposal(start), *pairs, None, simulate, replay, space, recipe, show_progress_bars=False)
+            fit = Starts(as_proposal(start), *pairs, None, simulate, replay, space, recipe, show_progress_bars=False)
             name = kind.removesuffix(" with flows")
             draws = fit.left_out_draws(name)
             chain = fit.final(name)

@@ -11,7 +11,6 @@ from torch import nn
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
 from fmcpe.calibrate import calibrate, disagreement
-from fmcpe.crossfit import CrossFit
 from fmcpe.diagnostics import central_coverage
 from fmcpe.evidence import Evidence, choose, is_informed, left_out
 from fmcpe.members import stack, unstacked
@@ -20,6 +19,7 @@ from fmcpe.refine import refine
 from fmcpe.roughen import RoughnessAware, distort, draw_levels, roughness_of
 from fmcpe.source import fit_move, fit_ridge, fit_step, transport_map
 from fmcpe.spaces import ParameterSpace
+from fmcpe.starts import Starts
 from fmcpe.summary import can_be_tuned, tune
 
 
@@ -268,7 +268,7 @@ def test_a_parameter_on_a_bound_is_not_all_that_counts():
 def test_repeated_measurements_are_left_out_together(base):
     theta = PRIOR.sample((12,)).repeat_interleave(5, dim=0)
     space = ParameterSpace(PRIOR, PRIOR.sample((500,)))
-    fit = CrossFit(as_proposal(base), theta, simulate(theta), None, simulate, None, space, Recipe(), False)
+    fit = Starts(as_proposal(base), theta, simulate(theta), None, simulate, None, space, Recipe(), False)
     assert fit.distinct == 12
     for folds in (fit.folds, fit.small_folds):
         assert bool((folds.unflatten(0, (12, 5)) == folds[::5, None]).all())

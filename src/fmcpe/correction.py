@@ -41,6 +41,7 @@ from fmcpe.posterior import CorrectedPosterior
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
+from fmcpe.starts import Starts
 
 Simulator = Callable[[Tensor], Tensor]
 Stages = Literal["joint", "sequential", "x-only", "theta-only"]
@@ -135,8 +136,8 @@ class FMCPE:
         prior_theta = self.proposal.prior.sample((self.recipe.num_statistics,)).to(self.device, torch.float32)
         replay = None if simulator is None else (prior_theta, simulator(prior_theta))
         space = ParameterSpace(self.proposal.prior, prior_theta)
-        fit = CrossFit(self.proposal, theta, y, x, simulator, replay, space, self.recipe, show_progress_bars)
-        return fit.run(self.stages)
+        starts = Starts(self.proposal, theta, y, x, simulator, replay, space, self.recipe, show_progress_bars)
+        return CrossFit(starts).run(self.stages)
 
     def _simulator(self, proposal: Proposal, shape: torch.Size, x: Tensor | None) -> Simulator | None:
         """The user's simulator, checked, followed by the summary that the flows work on."""

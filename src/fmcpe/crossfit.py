@@ -13,38 +13,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
 from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, Evidence, choose, left_out
-from fmcpe.forward import FEWEST_PAIRS, choose_size, coordinates, fit_forward
-from fmcpe.inversion import AfterFirst, InvertedProposal, draw_pool
-from fmcpe.ode import Solver
-from fmcpe.proposal import Proposal
-from fmcpe.recipe import Recipe
+from fmcpe.forward import FEWEST_PAIRS
 from fmcpe.refine import refine
-from fmcpe.shift import fit_shift
-from fmcpe.source import fit_move, fit_step
-from fmcpe.spaces import ParameterSpace, Standardiser
-from fmcpe.summary import TunedProposal, can_be_tuned, shifted, tune
-from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
-
-MOST_DRAWS, FEWEST_DRAWS, ALL_DRAWS = 64, 8, 6_000
-"""Left-out draws per pair, and of all pairs together: what evidence is made of, and where the flows start in training."""
-
-DRAWS_TO_FIT = 3_000
-"""Draws that a closed form is fitted on: means over few of them are noisy, which is taken account of (`fmcpe.source`)."""
-
-_ROWS_AT_ONCE = 2000
-"""Simulations held as raw data at a time."""
-
-_MOST = 0.5
-"""Share of the difference between data and simulations that a shift has to predict for members to be tuned behind it."""
+from fmcpe.starts import Starts
+from fmcpe.summary import can_be_tuned
+from fmcpe.warm import WarmChain
 
 _NEARLY = 1.5
 """Energy score on real data, in units of the base posterior's on simulations at the same θ, below which nothing is tuned."""
@@ -52,203 +32,38 @@ _NEARLY = 1.5
 _LEAST_GAIN = 0.5
 """Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried."""
 
-_COMPARED = 2048
-"""Draws of the prior that left-out θ are told from."""
-
 
 class CrossFit:
     """One fit of the default recipe.
 
     Args:
-        proposal: The base posterior, on raw data.
-        theta: Physical parameters of the pairs, (N, p).
-        y: Real observations, (N, ...).
-        x: Simulations at θ of the pairs, (N, ...), where they are given.
-        simulator: What makes them where they are not, θ (N, p) -> x (N, ...).
-        replay: Simulations from the prior, θ and x; None where there is no simulator.
-        space: Physical θ <-> z.
-        recipe: Hyper-parameters.
-        show_progress_bars: Whether to show progress once it takes more than two seconds.
+        starts: The pairs, and the ways to start.
     """
 
-    def __init__(
-        self,
-        proposal: Proposal,
-        theta: Tensor,
-        y: Tensor,
-        x: Tensor | None,
-        simulator: Callable[[Tensor], Tensor] | None,
-        replay: tuple[Tensor, Tensor] | None,
-        space: ParameterSpace,
-        recipe: Recipe,
-        show_progress_bars: bool,
-    ) -> None:
-        self.raw, self.proposal, self.recipe, self.space = proposal, proposal.summarised(), recipe, space
-        self.theta, self.y, self.replay, self.show = theta, y, replay, show_progress_bars
-        self.z = space.to_z_safely(theta)
-        # a measured θ may lie on a bound, where the density of a flow over the support is nothing to learn from
-        self.theta_inside = space.to_theta(self.z)
+    def __init__(self, starts: Starts) -> None:
+        self.starts = starts
         self.seconds: dict[str, float] = {}
-
-        summarise = self.proposal.summarise
-        self.prepared = summarise(y)
-        self.x: Tensor | None = None if x is None else summarise(x)[:, None]
-        self.x_mean: Tensor | None = x
-        if simulator is not None:
-            self.x, self.x_mean = self._simulate(simulator)
-        flat = self.prepared[0].numel()
-        self.can_move = self.x is not None and flat <= MANY_NUMBERS
-        if replay is not None:
-            self.x_scale = Standardiser(summarise(replay[1]))
-        else:
-            self.x_scale = Standardiser(self.prepared if self.x is None else self.x.flatten(0, 1))
-        self.summary = summary_for(flat)
-        self.y_scale = Standardiser(self.summary(self.prepared))
-        self.features = self.y_scale(self.summary(self.prepared)).clamp(-FURTHEST, FURTHEST)
-        groups, self.distinct = _groups(theta)
-        order = torch.randperm(self.distinct, device=y.device)[groups]
-        self.folds = order % min(recipe.folds, self.distinct)
-        # closed forms are cheap: with few pairs, more folds leave out less
-        self.small_folds = order % min(10, self.distinct) if self.distinct <= 100 else self.folds
-        self.copies = max(FEWEST_DRAWS, min(MOST_DRAWS, self.proposal.components, ALL_DRAWS // len(theta)))
-        self.adapted: dict[str, TunedProposal] = {}
-        self.shift_helps = False
-        self._pool: Tensor | None = None
-
-    def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Simulations at θ of the pairs: summaries (N, S, ...), and the mean of the raw ones (N, ...)."""
-        summaries, means, number = [], [], self.recipe.num_simulations
-        for part in self.theta.split(max(1, _ROWS_AT_ONCE // number)):
-            raw = simulator(part.repeat_interleave(number, dim=0))
-            summaries.append(self.proposal.summarise(raw).unflatten(0, (len(part), number)))
-            means.append(raw.unflatten(0, (len(part), number)).mean(1))
-        return torch.cat(summaries), torch.cat(means)
-
-    # ------------------------------------------------------------------ ways to start
-
-    def start(self, name: str, rows: Tensor) -> WarmChain:
-        """A warm start by name, fitted on some of the pairs."""
-        if name == PRIOR:
-            return self._chain(PriorProposal(self.raw.prior, self.y.shape[1:]))
-        if name == "uncorrected":
-            return self._chain(self.proposal)
-        chain, features = self._chain(self.proposal), self.features[rows]
-        copies = max(FEWEST_DRAWS, min(self.copies, DRAWS_TO_FIT // len(rows)))
-        if name == "stepped":
-            x = self.prepared[rows].repeat_interleave(copies, dim=0)
-        else:
-            assert self.x is not None
-            y = self.x_scale(self.prepared[rows]).flatten(1)
-            simulations = self.x_scale(self.x[rows]).flatten(2)
-            chain.move, left_out_x = fit_move(features, y, simulations, copies)
-            x = self.x_scale.inverse(left_out_x.unflatten(1, chain.shape))
-        if name != "x-only":
-            few = max(4, copies // 4)  # of these only a linear fit of their mean is wanted
-            z0 = chain.draw_z0(self.prepared[rows], few).unflatten(0, (len(rows), few))
-            z0_left_out = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(rows), copies))
-            chain.step = fit_step(features, z0, z0_left_out, self.z[rows])
-        return chain
-
-    def _chain(self, proposal: Proposal) -> WarmChain:
-        solver = Solver(self.recipe.solver, self.recipe.steps)
-        return WarmChain(proposal, self.space, self.summary, self.x_scale, self.y_scale, None, None, (), solver)
-
-    def left_out_draws(self, name: str) -> Tensor:
-        """z_0 for each pair from a start that was fitted without it: (N, S, p)."""
-        draws = self.z.new_empty(len(self.z), self.copies, self.z.shape[1])
-        folds, y = self.small_folds, self.y
-        if name == "tuned":
-            folds, y = self.folds, self._tune()
-        for k in range(int(folds.max()) + 1):
-            inside, outside = (folds == k).nonzero()[:, 0], (folds != k).nonzero()[:, 0]
-            if name == "tuned":
-                z0 = self._draw(self.adapted[name].members[k], y[inside])
-            elif name == "shifted":
-                z0 = self._draw(self._shift(outside), y[inside])
-            elif name == "inverted":
-                z0 = self._draw(self._invert(outside), y[inside])
-            else:
-                z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
-            draws[inside] = z0.unflatten(0, (len(inside), self.copies))
-        return draws
-
-    def _draw(self, proposal: Proposal, y: Tensor) -> Tensor:
-        """z_0 for raw observations."""
-        x = proposal.summarise(y).repeat_interleave(self.copies, dim=0)
-        return self.space.to_z_safely(proposal.sample(x))
-
-    def _invert(self, rows: Tensor) -> InvertedProposal:
-        """Bayes' rule for real data regressed on θ, by some of the pairs."""
-        assert self._pool is not None
-        forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, self._size)
-        return InvertedProposal(forward, self.proposal, self._pool)
-
-    def _can_invert(self) -> bool:
-        """Whether real data regressed on θ say anything of it; the size of the regression is chosen here, by all pairs."""
-        self._pool = draw_pool(self.raw.prior, self.y.device)
-        self._where = coordinates(self.y, self._pool)
-        self._reduced = self._where.reduce(self.y)
-        self._size, gain = choose_size(
-            self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
-        )
-        return gain > _LEAST_GAIN
-
-    def _shift(self, rows: Tensor) -> TunedProposal:
-        """The base posterior asked about shifted data, by some of the pairs."""
-        assert isinstance(self.raw, DensityProposal) and self.x_mean is not None
-        fit = fit_shift(self.y[rows], self.prepared[rows], self.x_mean[rows], FURTHEST)
-        return shifted(self.raw, self.theta_inside[rows], fit.y, fit.shift)
-
-    def _tune(self) -> Tensor:
-        """Fine-tune members on all pairs, shifted where that is most of what is wrong; y as they see it comes back."""
-        assert isinstance(self.raw, DensityProposal)
-        shift, y = None, self.y
-        if self.shift_helps and self.x_mean is not None:
-            fit = fit_shift(y, self.prepared, self.x_mean, FURTHEST)
-            if fit.explained > _MOST:
-                shift, y = fit.shift, fit.y
-        effort = self.recipe.epochs / Recipe.default().epochs
-        targets = self.x.mean(1) if self.x is not None and isinstance(self.proposal, SummaryProposal) else None
-        arguments = self.folds, self.replay, self.show, effort, shift, targets
-        self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)
-        return y
-
-    # ------------------------------------------------------------------ the fit
 
     def run(self, stages: str) -> tuple[WarmChain, str, dict[str, list[float]]]:
         """The chain that the evidence speaks for, what was kept of it, and what it was chosen by."""
-        draws: dict[str, Tensor] = {}
-        evidence: dict[str, Evidence] = {}
+        starts, draws, evidence = self.starts, dict[str, Tensor](), dict[str, Evidence]()
         for name in self._ways(stages):
             if name == "tuned" and self._is_as_good_as_it_gets(evidence):
                 continue
             with self._timed(name):
-                draws[name] = self.left_out_draws(name)
-                evidence[name] = left_out(draws[name], self.z)
+                draws[name] = starts.left_out_draws(name)
+                evidence[name] = left_out(draws[name], starts.z)
             if name == "shifted":
-                others = [value.mean for way, value in evidence.items() if way != "inverted"]
-                self.shift_helps = min(others) == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
-        kept = choose(evidence, self.distinct)
-        chain = self.final(kept)
-        if kept == PRIOR:
-            warnings.warn(
-                "the calibration pairs carry no information that could be found: no posterior predicts left-out pairs better "
-                "than the prior does, and the prior is the answer. Check that each row of theta belongs to its row of y.",
-                FMCPEWarning,
-                stacklevel=4,
-            )
-        elif not evidence[kept].beats(evidence[PRIOR], 2.0):
-            warnings.warn(
-                f"{len(self.theta)} calibration pairs hardly show that the answer is better than the prior. Check that each "
-                "row of theta belongs to its row of y, and measure more pairs.",
-                FMCPEWarning,
-                stacklevel=4,
-            )
-        if kept != PRIOR and stages != "x-only" and self.distinct >= FEWEST_FOR_FLOWS:
+                best = min(value.mean for way, value in evidence.items() if way != "inverted")
+                starts.shift_helps = best == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
+        kept = choose(evidence, starts.distinct)
+        chain = starts.final(kept)
+        _warn_of_little_information(kept, evidence)
+        if kept != PRIOR and stages != "x-only" and starts.distinct >= FEWEST_FOR_FLOWS:
             refined = f"{kept}, flows"
             with self._timed("flows"):
-                members, carried = refine(draws[kept], self.z, self.features, self.folds, self.recipe)
-                evidence[refined] = left_out(carried, self.z)
+                members, carried = refine(draws[kept], starts.z, starts.features, starts.folds, starts.recipe)
+                evidence[refined] = left_out(carried, starts.z)
             # they were stopped by the very pairs that are their evidence: one standard error would come too easily
             if evidence[refined].beats(evidence[kept], 2.0):
                 chain.set_flows(members)
@@ -262,45 +77,32 @@ class CrossFit:
         yield PRIOR
         yield "uncorrected"
         if stages == "x-only":
-            if self.can_move:
+            if self.starts.can_move:
                 yield "x-only"
             return
-        if stages == "theta-only" or not self.can_move:
+        if stages == "theta-only" or not self.starts.can_move:
             yield "stepped"
         if stages == "theta-only":
             return
-        if self.can_move:
+        if self.starts.can_move:
             yield "moved"
-        if len(self.theta) >= FEWEST_PAIRS and self._can_invert():
+        if self._can_invert():
             yield "inverted"
-        if can_be_tuned(self.raw):
-            if self.x_mean is not None:
+        if can_be_tuned(self.starts.raw):
+            if self.starts.x_mean is not None:
                 yield "shifted"
             yield "tuned"
 
+    def _can_invert(self) -> bool:
+        """Whether real data regressed on θ say anything of it."""
+        return len(self.starts.theta) >= FEWEST_PAIRS and self.starts.gain_of_inversion() > _LEAST_GAIN
+
     def _is_as_good_as_it_gets(self, evidence: dict[str, Evidence]) -> bool:
         """Whether a way without fine-tuning is nearly as good, on real data, as the base posterior is on simulations."""
-        if self.x is None:
+        draws = self.starts.draws_for_simulations()
+        if draws is None:
             return False
-        x = self.x[:, 0].repeat_interleave(self.copies, dim=0)
-        draws = self.space.to_z_safely(self.proposal.sample(x)).unflatten(0, (len(self.x), self.copies))
-        return min(value.mean for value in evidence.values()) <= _NEARLY * left_out(draws, self.z).mean
-
-    def final(self, kept: str) -> WarmChain:
-        """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
-        rows = torch.arange(len(self.theta), device=self.theta.device)
-        if kept == "inverted":
-            inverted = self._invert(rows)
-            chain = self._chain(inverted)
-            chain.summary = nn.Sequential(AfterFirst(inverted.forward.size.directions), self.summary)
-            return chain
-        if kept == "shifted":
-            self.adapted[kept] = self._shift(rows)
-        elif kept != "tuned":
-            return self.start(kept, rows)
-        chain = self._chain(self.adapted[kept])
-        chain.summary = nn.Sequential(LastRow(), self.summary)
-        return chain
+        return min(value.mean for value in evidence.values()) <= _NEARLY * left_out(draws, self.starts.z).mean
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -309,10 +111,18 @@ class CrossFit:
         self.seconds[name] = time.perf_counter() - started
 
 
-def _groups(theta: Tensor) -> tuple[Tensor, int]:
-    """Pairs with the same θ, repeated measurements, are left out together: the group of each pair, and how many there are."""
-    groups = torch.unique(theta, dim=0, return_inverse=True)[1]
-    distinct = int(groups.max()) + 1
-    if distinct in (1, len(theta)):
-        return torch.arange(len(theta), device=theta.device), len(theta)
-    return groups, distinct
+def _warn_of_little_information(kept: str, evidence: dict[str, Evidence]) -> None:
+    """A warning where nothing, or hardly anything, is better than the prior."""
+    if kept == PRIOR:
+        message = (
+            "the calibration pairs carry no information that could be found: no posterior predicts left-out pairs better "
+            "than the prior does, and the prior is the answer. Check that each row of theta belongs to its row of y."
+        )
+    elif not evidence[kept].beats(evidence[PRIOR], 2.0):
+        message = (
+            f"{len(evidence[kept].scores)} calibration pairs hardly show that the answer is better than the prior. Check that "
+            "each row of theta belongs to its row of y, and measure more pairs."
+        )
+    else:
+        return
+    warnings.warn(message, FMCPEWarning, stacklevel=5)
