@@ -5,7 +5,7 @@ python benchmarks/harm.py --run fmcpe-quick          with the base posteriors of
 python benchmarks/harm.py wind-tunnel --sets 5
 
 "right": pairs and test data come from the simulator itself; "energy" is the corrected posterior's energy score over the
-uncorrected one's, on the same test pairs, and 1 means no harm. "shuffled": real data with the parameters of other pairs; "energy"
+uncorrected one's, on the same test pairs, and 1 means no harm. "shuffled": real data with the parameters of others; "energy"
 is over the prior's, on real test pairs, and more than 1 means that the answer is wrong and too sure.
 """
 
