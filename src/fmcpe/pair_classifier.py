@@ -71,7 +71,7 @@ def _train(classifier: _PairClassifier, parts: list[Tensor], epochs: int = 200, 
 
     order = torch.randperm(len(parts[0]))
     held, kept = order[: max(1, len(order) // 6)], order[max(1, len(order) // 6) :]
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3, weight_decay=1e-2, fused=True)
     best, waited, weights = float("inf"), 0, copy.deepcopy(classifier.state_dict())
     for _ in range(epochs):
         classifier.train()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from fmcpe.bench.units import Evaluation, Options, Unit, options
+from fmcpe.bench.units import SIMULATION_TRAINED, Evaluation, Options, Unit, options
 from fmcpe.tasks import find
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
@@ -53,7 +53,8 @@ class Preset:
         speed_sizes: Those of `speed`.
         sets: Nested calibration sets.
         simulations: Simulations of a base posterior.
-        joint_simulations: Those of J-NPE, which trains on all of them in every fit.
+        own_simulations: Those of NNPE and J-NPE, which train a posterior of their own on them.
+        side_simulations: Those of base posteriors that `independence` and `prior` alone need.
         epochs: Epochs of its training.
         evaluation: What is measured.
         extra: The same for what is in no other experiment than `ablation`, `independence` or `prior`.
@@ -67,6 +68,7 @@ class Preset:
         grid_epochs: Epochs of `sensitivity`.
         grid_seeds: Seeds of `sensitivity`.
         grid_test: Test pairs of `sensitivity`.
+        grid_draws: Draws for each of them; the table compares one of them with the truth.
         recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
         paper_recipe: The same for the paper's recipe alone, but where it is timed. 200 epochs are those of its research code.
     """
@@ -81,7 +83,8 @@ class Preset:
     speed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
     sets: int = 5
     simulations: int = 50_000
-    joint_simulations: int = 50_000
+    own_simulations: int = 50_000
+    side_simulations: int = 50_000
     epochs: int = 20
     evaluation: Evaluation = _PAPER
     extra: Evaluation = _PAPER
@@ -95,12 +98,17 @@ class Preset:
     grid_epochs: int = 50
     grid_seeds: tuple[int, ...] = (33, 43, 53)
     grid_test: int = 3000
+    grid_draws: int = _PAPER.draws
     recipe: Options = ()
     paper_recipe: Options = ()
 
     def recipe_of(self, method: str) -> Options:
         """What is changed in the recipe of a method."""
         return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
+
+    def simulations_of(self, method: str) -> int:
+        """Simulations behind a method."""
+        return self.own_simulations if method in SIMULATION_TRAINED else self.simulations
 
 
 PRESETS = {
@@ -114,7 +122,8 @@ PRESETS = {
         timed_sizes=(200,),
         speed_sizes=(200, 1000),
         sets=3,
-        joint_simulations=20_000,
+        own_simulations=10_000,
+        side_simulations=20_000,
         evaluation=_QUICK,
         extra=_QUICKEST,
         sbc=_QUICK,
@@ -122,6 +131,7 @@ PRESETS = {
         most_pairs=200,
         clips=(1.0, None),
         grid_test=300,
+        grid_draws=20,
         paper_recipe=options(epochs=200),
     ),
     "smoke": Preset(
@@ -133,7 +143,8 @@ PRESETS = {
         speed_sizes=(10, 20),
         sets=1,
         simulations=300,
-        joint_simulations=300,
+        own_simulations=300,
+        side_simulations=300,
         epochs=2,
         evaluation=_SMOKE,
         extra=_SMOKE,
@@ -147,6 +158,7 @@ PRESETS = {
         grid_epochs=2,
         grid_seeds=(33, 43),
         grid_test=30,
+        grid_draws=20,
         recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
     ),
 }
@@ -199,7 +211,7 @@ def _ablation(p: Preset) -> Iterable[Unit]:
 
 
 def _independence(p: Preset) -> Iterable[Unit]:
-    p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets), evaluation=p.extra)
+    p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets), evaluation=p.extra, simulations=p.side_simulations)
     for alpha in p.alphas:
         methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "fmcpe-x-only", "reference")
         yield from _grid(p, ("gaussian-ci",), methods, options(alpha=alpha))
@@ -207,7 +219,7 @@ def _independence(p: Preset) -> Iterable[Unit]:
 
 def _prior(p: Preset) -> Iterable[Unit]:
     methods = ("npe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
-    p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets), evaluation=p.extra)
+    p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets), evaluation=p.extra, simulations=p.side_simulations)
     return _grid(p, ("gaussian-prior", "wind-tunnel-prior"), methods)
 
 
@@ -228,7 +240,7 @@ def _timed(p: Preset, sizes: tuple[int, ...], methods: Iterable[str]) -> Iterabl
 
 def _sensitivity(p: Preset) -> Iterable[Unit]:
     # the reference posterior's joint W2 and MMD are the floor to read the table against
-    evaluation = replace(p.evaluation, test=p.grid_test, reference=0)
+    evaluation = replace(p.evaluation, test=p.grid_test, draws=p.grid_draws, reference=0)
     for task in p.sensitivity_tasks:
         for rate in p.rates:
             for clip in p.clips:
@@ -255,7 +267,7 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
     for task in tasks:
         for method in methods:
             if method in WITHOUT_PAIRS:
-                simulations, epochs = (0, 0) if method == "reference" else (p.simulations, p.epochs)
+                simulations, epochs = (0, 0) if method == "reference" else (p.simulations_of(method), p.epochs)
                 yield Unit("fit", task, method, task_options, simulations, epochs, evaluation=p.evaluation)
     for number in range(p.sets):
         for pairs in p.sizes:
@@ -264,7 +276,7 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
                     if method in WITHOUT_PAIRS:
                         continue
                     recipe = p.recipe_of(method)
-                    simulations = p.joint_simulations if method == "j-npe" else p.simulations
+                    simulations = p.simulations_of(method)
                     yield Unit(
                         "fit", task, method, task_options, simulations, p.epochs, pairs, number, recipe, p.evaluation
                     )
