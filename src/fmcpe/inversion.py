@@ -27,7 +27,7 @@ from fmcpe.spaces import ParameterSpace
 POOL = 4096, 8192
 """Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
 
-_FEW_DRAWS, _SMALL_POOL = 8, 1024
+_FEW_DRAWS, _SMALL_POOL = 8, 512
 """Of an observation with fewer draws than this, a part of the pool is asked: looking through it is most of the work."""
 _STEPS, _FEWEST_STEPS, _HOLD = 12, 6, 0.8
 """Metropolis steps; after the fewest they end, if this share of the steps all the way to another draw was accepted."""
@@ -133,13 +133,15 @@ class InvertedProposal(Proposal):
         Where the posterior is a long and bent ridge, rows so come to lie all along it. Far from all data Student's t is flat;
         the normal distribution that is taken in its place is not.
         """
-        value = self._values(z, seen)
+        out, rows, value = z.clone(), torch.arange(len(z), device=z.device), self._values(z, seen)
         for _ in range(_CLIMBS):
             step = self._straightened(z, seen, normal=True).nearest(z) - z
-            length = step.norm(dim=1, keepdim=True)
-            if float(length.max()) < _SHORTEST:
+            length = step.norm(dim=1)
+            on_the_way = length >= _SHORTEST  # the others have arrived
+            if not bool(on_the_way.any()):
                 break
-            step = step * (_LONGEST / length.clamp_min(_LONGEST))
+            rows, z, value, seen = (part[on_the_way] for part in (rows, z, value, seen))
+            step = step[on_the_way] * (_LONGEST / length[on_the_way].clamp_min(_LONGEST))[:, None]
             for part in _PARTS:
                 moved = z + part * step
                 moved_value = self._values(moved, seen)
@@ -148,7 +150,8 @@ class InvertedProposal(Proposal):
                 step = torch.where(higher[:, None], 0.0, step)
                 if not bool(step.any()):
                     break
-        return z
+            out[rows] = z
+        return out
 
     def _newton(self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor) -> _Step:
         """A Metropolis step towards a draw of the posterior of the regression made straight at z: all the way, or a part."""
