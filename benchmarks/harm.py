@@ -31,7 +31,10 @@ def base_posterior(task, run):
     """The base posterior of a run, or a new one."""
     if run is not None:
         with Store(run, read_only=True) as store:
-            return load_base(store.file(Unit("base", task.name).id, BASE_FILE).read_bytes())
+            file = store.file(Unit("base", task.name).id, BASE_FILE)
+        if not file.is_file():
+            raise SystemExit(f"{run} has no base posterior of {task.name}; leave --run out, and it is trained.")
+        return load_base(file.read_bytes())
     with seeded(0):
         net = task.embedding_net()
     return fmcpe.train_npe(task.simulator, task.simulation_prior, 50_000, net, seed=0)

@@ -11,6 +11,7 @@ import torch
 
 from fmcpe import tasks
 from fmcpe.bench.clock import timed_parts
+from fmcpe.bench.fitting import build
 from fmcpe.bench.measure import measured, reference_draws
 from fmcpe.bench.plan import EXPERIMENTS, METHODS, PRESETS, WITHOUT_PAIRS, plan
 from fmcpe.bench.units import Evaluation, Unit, options
@@ -188,3 +189,17 @@ def test_some_methods_of_an_experiment_are_units_of_the_whole():
 def test_what_is_timed_is_the_recipe_as_it_is():
     assert {dict(unit.recipe).get("epochs") for unit in plan("main", "quick") if unit.method == "fmcpe-paper"} == {200}
     assert all(not unit.recipe for unit in plan("timing", "quick"))
+
+
+@pytest.mark.parametrize("experiment", ["prior", "independence"])
+def test_experiments_about_certain_tasks_take_no_others(experiment):
+    with pytest.raises(ValueError, match="leave --task out"):
+        plan(experiment, "smoke", ["gaussian"])
+
+
+def test_methods_that_train_on_simulations_get_as_many_as_the_unit_says():
+    """From the simulations' own prior, too, where a task has one."""
+    for unit in plan("main", "smoke", ["gaussian-prior"], ["nnpe", "j-npe"]):
+        assert unit.base is None
+        method = build(unit, tasks.get("gaussian-prior"), None)
+        assert len(method.simulations[0]) == unit.simulations == 300

@@ -285,3 +285,40 @@ def test_its_density_is_that_of_its_draws(corrected):
     theta = q.sample((4000,))
     weights = (corrected.log_prob(theta, x=y) - q.log_prob(theta)).exp()
     assert float(weights.mean()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_two_unequal_modes_have_the_shares_that_the_density_gives_them():
+    """θ0² and a little of θ0 are seen: where the pool is coarse, draws once had shares of their own (0.2 in place of 0.01)."""
+    prior = BoxUniform(-3 * torch.ones(2), 3 * torch.ones(2))
+
+    def process(theta):
+        return torch.stack([theta[:, 0] ** 2, 0.05 * theta[:, 0], theta[:, 1]], dim=1) + 0.05 * torch.randn(
+            len(theta), 3
+        )
+
+    theta = prior.sample((300,))
+    proposal = fit(theta, process(theta), prior, Size(2, 3))
+    y = process(torch.tensor([[1.5, 0.0], [1.0, 2.0], [-0.7, 1.0]]))
+    axis = torch.linspace(-2.995, 2.995, 600)
+    grid = torch.cartesian_prod(axis, axis)
+    log_density = proposal.log_prob(grid, proposal.summarise(y))
+    exact = (log_density.softmax(0) * (grid[:, :1] < 0)).sum(0)
+    many = (draws(proposal, y, 2000)[..., 0] < 0).float().mean(0)
+    torch.testing.assert_close(many, exact, atol=0.04, rtol=0)
+    rows = proposal.summarise(y).repeat(
+        1500, 1
+    )  # one draw for each of many observations, few of them looked at closely
+    few = (proposal.sample(rows).unflatten(0, (1500, 3))[..., 0] < 0).float().mean(0)
+    torch.testing.assert_close(few, exact, atol=0.15, rtol=0)
+
+
+def test_as_many_draws_as_are_asked_for_whatever_the_block():
+    theta, y = linear(200, 0.5)
+    proposal = fit(theta, y, GAUSSIAN)
+    seen = proposal.summarise(y[:2])
+    for counts in ([2500, 2500], [1999, 3], [1, 1], [4500, 1]):
+        found = proposal.sample(seen.repeat_interleave(torch.tensor(counts), dim=0))
+        for rows, observed in zip(found.split(counts), y[:2], strict=True):
+            if len(rows) > 1000:
+                torch.testing.assert_close(rows.mean(0), exact(observed, 0.5).mean, atol=0.15, rtol=0)
+                torch.testing.assert_close(rows.std(0), exact(observed, 0.5).stddev, atol=0.1, rtol=0.1)

@@ -277,6 +277,14 @@ def test_repeated_measurements_are_left_out_together(base):
     assert not any("flows" in name for name in posterior.history)  # twelve parameters are few, however often measured
 
 
+def test_pairs_at_one_place_correct_nothing(base):
+    """Each would be predicted by its own copies: what was kept used to be sure of that one place, wherever y came from."""
+    theta = PRIOR.sample((1,)).expand(12, -1)
+    with pytest.warns(FMCPEWarning, match="same parameters|no information"):
+        posterior = FMCPE(base, simulate).fit(theta, simulate(theta) + 0.5, seed=0, show_progress_bars=False)
+    assert posterior.stages in ("prior", "uncorrected")
+
+
 def test_pairs_that_do_not_beat_the_prior_are_told_of(base):
     """With ten shuffled pairs something may be kept by luck, but not in silence (of ten seeds tried, one was lucky: 0)."""
     for seed in range(1, 5):

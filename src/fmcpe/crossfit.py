@@ -58,7 +58,7 @@ class CrossFit:
                 starts.shift_helps = best == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
         kept = choose(evidence, starts.distinct)
         chain = starts.final(kept)
-        _warn_of_little_information(kept, evidence)
+        _warn_of_little_information(kept, evidence, starts.distinct)
         if kept != PRIOR and stages != "x-only" and starts.distinct >= FEWEST_FOR_FLOWS:
             refined = f"{kept}, flows"
             with self._timed("flows"):
@@ -76,6 +76,8 @@ class CrossFit:
         """What competes; the prior and the uncorrected posterior always do."""
         yield PRIOR
         yield "uncorrected"
+        if self.starts.distinct == 1:  # nothing can be left out
+            return
         if stages == "x-only":
             if self.starts.can_move:
                 yield "x-only"
@@ -111,9 +113,14 @@ class CrossFit:
         self.seconds[name] = time.perf_counter() - started
 
 
-def _warn_of_little_information(kept: str, evidence: dict[str, Evidence]) -> None:
+def _warn_of_little_information(kept: str, evidence: dict[str, Evidence], distinct: int) -> None:
     """A warning where nothing, or hardly anything, is better than the prior."""
-    if kept == PRIOR:
+    if distinct == 1:
+        message = (
+            "all calibration pairs have the same parameters: nothing shows what a correction does at others, and none is made. "
+            "Measure pairs at different parameters."
+        )
+    elif kept == PRIOR:
         message = (
             "the calibration pairs carry no information that could be found: no posterior predicts left-out pairs better "
             "than the prior does, and the prior is the answer. Check that each row of theta belongs to its row of y."

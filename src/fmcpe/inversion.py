@@ -1,7 +1,8 @@
 r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \theta) p(\theta) \), drawn in a few steps.
 
     θ_0:       one of a pool of draws of the prior, each as likely as p(y|θ)^β says, β so small that many of them count
-    uphill:    where β < 1, Newton's steps from there to where the posterior is high
+    uphill:    where β < 1, Newton's steps from several of them to where the posterior is high; θ_0 is then drawn from normals
+               around these, by weight, so that each mode has its share
     Metropolis steps:  z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise, in turn with steps to a draw of
                the posterior of the regression made straight at z
 
@@ -27,13 +28,16 @@ from fmcpe.spaces import ParameterSpace
 POOL = 4096, 8192
 """Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
 
-_FEW_DRAWS, _SMALL_POOL = 8, 512
-"""Of an observation with fewer draws than this, a part of the pool is asked: looking through it is most of the work."""
+_FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
+"""Where an observation has fewer draws than this, a part of the pool is asked, another one for every so many rows: looking
+through all of it would be most of the work."""
 _STEPS, _FEWEST_STEPS, _HOLD = 12, 6, 0.8
 """Metropolis steps; after the fewest they end, if this share of the steps all the way to another draw was accepted."""
-_CLIMBS, _PARTS, _LONGEST, _SHORTEST, _TYPICAL, _CLIMBERS = 10, (1.0, 0.25, 0.05), 2.0, 1e-3, 2.0, 64
-"""Steps uphill, the shares of one that are tried, how long one is at most and at least, how many standard deviations from the
-centre they end, and how many rows start for one observation."""
+_CLIMBS, _PARTS, _LONGEST, _SHORTEST, _TYPICAL = 10, (1.0, 0.25, 0.05), 2.0, 1e-3, 2.0
+"""Steps uphill, the shares of one that are tried, how long one is at most and at least, and how many standard deviations from
+the centre they end."""
+_FEW_CLIMBERS, _CLIMBERS, _FITS = 4, 64, 0.1
+"""How many start for one observation, at least and at most, and the share of draws around them that has to count."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
 _SCALES = torch.tensor([1.0, 1.0, 0.4])
@@ -82,31 +86,44 @@ class InvertedProposal(Proposal):
 
     @torch.no_grad()
     def _draw(self, x: Tensor) -> Tensor:
-        seen = x[:, : self.forward.size.directions]
-        return torch.cat([self.space.to_theta(self._draw_z(rows)) for rows in seen.split(_ROWS)])
-
-    def _draw_z(self, seen: Tensor) -> Tensor:
-        """One z for each row of what is seen, (B, q)."""
         # draws of one observation come one after the other: what the pool says of it is asked once
-        each, counts = torch.unique_consecutive(seen, dim=0, return_counts=True)
-        if bool((counts != counts[0]).any()):
-            each, counts = seen, torch.ones_like(counts)
-        copies = int(counts[0])
-        members = len(self._z) if copies >= _FEW_DRAWS else _SMALL_POOL
-        log_likelihood = self.forward.against_all((self._expected[0][:members], self._expected[1][:members]), each)
+        each, counts = torch.unique_consecutive(x[:, : self.forward.size.directions], dim=0, return_counts=True)
+        if bool((counts == counts[0]).all()):
+            return self.space.to_theta(self._draw_all(each, int(counts[0])))
+        parts = zip(each.split(1), counts.tolist(), strict=True)
+        return self.space.to_theta(torch.cat([self._draw_all(one, copies) for one, copies in parts]))
+
+    def _draw_all(self, each: Tensor, copies: int) -> Tensor:
+        """So many z for each observation, (U, q) -> (U * copies, p), some of them at a time."""
+        if copies > _ROWS:
+            parts = [_ROWS] * (copies // _ROWS) + ([copies % _ROWS] if copies % _ROWS else [])
+            blocks = [[self._draw_z(one, part) for part in parts] for one in each.split(1)]
+            return torch.cat([z for block in blocks for z in block])
+        rows = _ROWS if copies >= _FEW_DRAWS else _FEW_ROWS
+        return torch.cat([self._draw_z(some, copies) for some in each.split(max(1, rows // copies))])
+
+    def _draw_z(self, each: Tensor, copies: int) -> Tensor:
+        """So many z for each observation, (U, q) -> (U * copies, p)."""
+        pool, (mean, factor) = self._z, self._expected
+        if copies < _FEW_DRAWS:  # another part at every call: what it lacks averages out
+            part = torch.randperm(len(pool), device=pool.device)[:_SMALL_POOL]
+            pool, mean, factor = pool[part], mean[part], factor[part]
+        log_likelihood = self.forward.against_all((mean, factor), each)
         best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
         start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
-        pick = _Picker((start * log_likelihood).softmax(1), copies)
-        z, start = self._z[pick(1)[0]], start[:, 0].repeat_interleave(copies)
-        if bool((start < 1).any()):
-            z = self._uphill_of(z, seen, start < 1, copies)
-        others = self._z[pick(2 * _STEPS)]
+        pick = _Picker((start * log_likelihood).softmax(1))
+        z, seen, start = pool[pick(copies)], each.repeat_interleave(copies, dim=0), start[:, 0]
+        coarse = (start < 1).nonzero()[:, 0]
+        if len(coarse):
+            climbers = pool[pick(max(_FEW_CLIMBERS, min(copies, _CLIMBERS)))[coarse]]
+            z[coarse] = self._near(climbers, each[coarse], copies)
+        z, others = z.flatten(0, 1), pool[pick(copies * 2 * _STEPS)].unflatten(1, (copies, 2 * _STEPS)).flatten(0, 1)
         value = self._values(z, seen)
         scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
         chance = torch.rand(2, _STEPS, len(z), device=z.device).log()
-        reach = start.sqrt() * (2.38 / math.sqrt(2 * z.shape[1]))
+        reach = start.sqrt().repeat_interleave(copies) * (2.38 / math.sqrt(2 * z.shape[1]))
         for step in range(_STEPS):
-            moved = z + (scales[step] * reach)[:, None] * (others[2 * step] - others[2 * step + 1])
+            moved = z + (scales[step] * reach)[:, None] * (others[:, 2 * step] - others[:, 2 * step + 1])
             moved_value = self._values(moved, seen)
             z, value = _where(chance[0, step] < moved_value - value, (moved, moved_value), (z, value))
             if step % 2:
@@ -117,15 +134,30 @@ class InvertedProposal(Proposal):
                     break  # then the posterior is nearly normal, and each row has come to a draw of its own
         return z
 
-    def _uphill_of(self, z: Tensor, seen: Tensor, climbing: Tensor, copies: int) -> Tensor:
-        """Rows z where they climb, (B, p): of the many draws of one observation some do, and the others go where these are."""
-        starters = min(copies, _CLIMBERS)
-        row = torch.arange(len(z), device=z.device).reshape(-1, copies)
-        index = row[:, torch.arange(copies, device=z.device) % starters].flatten()
-        own = ((index == row.flatten()) & climbing).nonzero()[:, 0]
-        out = z.clone()
-        out[own] = self._climb(z[own], seen[own])
-        return torch.where(climbing[:, None], out[index], z)
+    def _near(self, climbers: Tensor, each: Tensor, copies: int) -> Tensor:
+        """Draws from normals around where climbers (U, K, p) arrive, picked by weight: (U, copies, p).
+
+        Each mode so has its share, however many climbers came to it.
+        """
+        number, seen = climbers.shape[1], each.repeat_interleave(climbers.shape[1], dim=0)
+        tops = self._climb(climbers.flatten(0, 1), seen)
+        root = (self._straightened(tops, seen).root / _WIDER).unflatten(0, climbers.shape[:2])
+        tops = tops.unflatten(0, climbers.shape[:2])
+        tried = torch.arange(max(copies, 2 * number), device=each.device)
+        of = tried % number
+        drawn = (
+            _Normal(tops[:, of].flatten(0, 1), root[:, of].flatten(0, 1)).sample().unflatten(0, (len(each), len(tried)))
+        )
+        away = (drawn[:, :, None] - tops[:, None])[..., None]
+        standard = (root.mT[:, None] @ away)[..., 0].square().sum(-1)
+        log_q = (root.diagonal(dim1=2, dim2=3).log().sum(-1)[:, None] - 0.5 * standard).logsumexp(2)
+        log_p = self._values(drawn.flatten(0, 1), each.repeat_interleave(len(tried), dim=0)).unflatten(0, log_q.shape)
+        weights = (log_p - log_q).softmax(1).nan_to_num(0.0)
+        # on a sharp and bent ridge hardly any draw of a straight normal counts: where climbers arrived is better then
+        fits = 1 / weights.square().sum(1).clamp_min(1e-12) > _FITS * len(tried)
+        index = torch.multinomial(torch.where(fits[:, None], weights, 1.0), copies, replacement=True)
+        places = torch.where(fits[:, None, None], drawn, tops[:, of])
+        return places.gather(1, index[:, :, None].expand(-1, -1, places.shape[2]))
 
     def _climb(self, z: Tensor, seen: Tensor) -> Tensor:
         """Newton's steps uphill, in each direction as far as draws lie and no further; shortened where they overshoot.
@@ -207,7 +239,7 @@ class InvertedProposal(Proposal):
 
     def _log_evidence(self, seen: Tensor) -> Tensor:
         rows = seen.expand(_FOR_EVIDENCE, -1)
-        z = self._draw_z(rows)
+        z = self._draw_z(seen[None], _FOR_EVIDENCE)
         root = self._straightened(z, rows).root / _WIDER
         normals = MultivariateNormal(z.double(), precision_matrix=(root @ root.mT).double())
         drawn = normals.sample()
@@ -273,18 +305,16 @@ class _Picker:
 
     Args:
         weights: Of each member for each observation, (U, M).
-        copies: How many rows each observation has, one after the other.
     """
 
-    def __init__(self, weights: Tensor, copies: int) -> None:
-        self.copies, self.ladder = copies, weights.cumsum(1)
+    def __init__(self, weights: Tensor) -> None:
+        self.ladder = weights.cumsum(1)
 
     def __call__(self, times: int) -> Tensor:
-        """Members for all rows, (times, U * copies)."""
+        """Members for each observation, (U, times)."""
         number, members = self.ladder.shape
-        height = torch.rand(number, self.copies * times, device=self.ladder.device) * self.ladder[:, -1:]
-        index = torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
-        return index.unflatten(1, (self.copies, times)).permute(2, 0, 1).flatten(1)
+        height = torch.rand(number, times, device=self.ladder.device) * self.ladder[:, -1:]
+        return torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
 
 
 class AfterFirst(nn.Module):

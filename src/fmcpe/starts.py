@@ -221,6 +221,6 @@ def _groups(theta: Tensor) -> tuple[Tensor, int]:
     """Pairs with the same θ, repeated measurements, are left out together: the group of each pair, and how many there are."""
     groups = torch.unique(theta, dim=0, return_inverse=True)[1]
     distinct = int(groups.max()) + 1
-    if distinct in (1, len(theta)):
-        return torch.arange(len(theta), device=theta.device), len(theta)
+    if distinct == len(theta):
+        return torch.arange(len(theta), device=theta.device), distinct
     return groups, distinct

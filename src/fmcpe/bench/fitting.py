@@ -42,7 +42,11 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
     if unit.method not in METHODS:
         raise ValueError(f"there is no method named {unit.method!r}; see fmcpe.bench.plan.METHODS.")
     with seeded(unit.seed):
-        method: Any = METHODS[unit.method](base, task, None)
+        simulations = None
+        if unit.method in SIMULATION_TRAINED and task.simulation_prior is not task.prior:
+            theta = task.simulation_prior.sample((unit.simulations,))
+            simulations = theta, task.simulator(theta)
+        method: Any = METHODS[unit.method](base, task, simulations)
     if unit.method in SIMULATION_TRAINED:
         method.num_simulations = unit.simulations
         method.training = replace(method.training, max_num_epochs=unit.epochs)

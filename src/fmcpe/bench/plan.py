@@ -28,6 +28,9 @@ METHODS = (*BASELINES, "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "referenc
 WITHOUT_PAIRS = ("npe", "nnpe", "reference")
 """Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
 
+OWN_TASKS = {"independence": ("gaussian-ci",), "prior": ("gaussian-prior", "wind-tunnel-prior")}
+"""Experiments that are about certain tasks and no others."""
+
 ONE_AT_A_TIME = ("timing", "speed")
 """Experiments that measure time, and so run with one worker unless told otherwise."""
 
@@ -182,6 +185,8 @@ def plan(experiment: str, preset: str, tasks: Iterable[str] = (), methods: Itera
     if chosen:
         for name in chosen:
             find(name)  # an unknown one is refused before anything is run
+        if experiment in OWN_TASKS:
+            raise ValueError(f"{experiment} is about {' and '.join(OWN_TASKS[experiment])}; leave --task out.")
         budget = replace(budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen)
     fits, wanted = list(dict.fromkeys(EXPERIMENTS[experiment](budget))), tuple(methods)
     unknown = set(wanted) - {unit.method for unit in fits}
@@ -214,13 +219,13 @@ def _independence(p: Preset) -> Iterable[Unit]:
     p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets), evaluation=p.extra, simulations=p.side_simulations)
     for alpha in p.alphas:
         methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "fmcpe-x-only", "reference")
-        yield from _grid(p, ("gaussian-ci",), methods, options(alpha=alpha))
+        yield from _grid(p, OWN_TASKS["independence"], methods, options(alpha=alpha))
 
 
 def _prior(p: Preset) -> Iterable[Unit]:
     methods = ("npe", "mf-npe", "rope", "fmcpe-paper", "fmcpe", "reference")
     p = replace(p, sizes=p.few_sizes, sets=min(3, p.sets), evaluation=p.extra, simulations=p.side_simulations)
-    return _grid(p, ("gaussian-prior", "wind-tunnel-prior"), methods)
+    return _grid(p, OWN_TASKS["prior"], methods)
 
 
 def _timing(p: Preset) -> Iterable[Unit]:

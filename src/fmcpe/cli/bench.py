@@ -73,11 +73,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from fmcpe.bench.plan import EXPERIMENTS, ONE_AT_A_TIME, plan
+    from fmcpe.bench.plan import EXPERIMENTS, ONE_AT_A_TIME, OWN_TASKS, plan
     from fmcpe.bench.progress import Progress
     from fmcpe.bench.run import run as work_through
 
-    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
+    names = [options.experiment]
+    if options.experiment == "all":
+        names = [name for name in EXPERIMENTS if not options.task or name not in OWN_TASKS]
     # times are taken with nothing else running, so those experiments come apart and last
     groups = [[n for n in names if n not in ONE_AT_A_TIME], [n for n in names if n in ONE_AT_A_TIME]]
     units: dict[str, str] = {}
