@@ -305,9 +305,8 @@ def test_two_unequal_modes_have_the_shares_that_the_density_gives_them():
     exact = (log_density.softmax(0) * (grid[:, :1] < 0)).sum(0)
     many = (draws(proposal, y, 2000)[..., 0] < 0).float().mean(0)
     torch.testing.assert_close(many, exact, atol=0.04, rtol=0)
-    rows = proposal.summarise(y).repeat(
-        1500, 1
-    )  # one draw for each of many observations, few of them looked at closely
+    # one draw for each of many observations, none of which is looked at closely
+    rows = proposal.summarise(y).repeat(1500, 1)
     few = (proposal.sample(rows).unflatten(0, (1500, 3))[..., 0] < 0).float().mean(0)
     torch.testing.assert_close(few, exact, atol=0.15, rtol=0)
 

@@ -96,9 +96,8 @@ class InvertedProposal(Proposal):
     def _draw_all(self, each: Tensor, copies: int) -> Tensor:
         """So many z for each observation, (U, q) -> (U * copies, p), some of them at a time."""
         if copies > _ROWS:
-            parts = [_ROWS] * (copies // _ROWS) + ([copies % _ROWS] if copies % _ROWS else [])
-            blocks = [[self._draw_z(one, part) for part in parts] for one in each.split(1)]
-            return torch.cat([z for block in blocks for z in block])
+            parts = [min(_ROWS, copies - begun) for begun in range(0, copies, _ROWS)]
+            return torch.cat([self._draw_z(one, part) for one in each.split(1) for part in parts])
         rows = _ROWS if copies >= _FEW_DRAWS else _FEW_ROWS
         return torch.cat([self._draw_z(some, copies) for some in each.split(max(1, rows // copies))])
 
