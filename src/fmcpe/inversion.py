@@ -22,6 +22,7 @@ from torch.distributions import Distribution, MultivariateNormal
 
 from fmcpe._random import seeded
 from fmcpe.forward import Forward
+from fmcpe.normals import Normals
 from fmcpe.proposal import Proposal
 from fmcpe.spaces import ParameterSpace
 
@@ -33,9 +34,8 @@ _FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
 through all of it would be most of the work."""
 _STEPS, _FEWEST_STEPS, _HOLD = 12, 6, 0.8
 """Metropolis steps; after the fewest they end, if this share of the steps all the way to another draw was accepted."""
-_CLIMBS, _PARTS, _LONGEST, _SHORTEST, _TYPICAL = 10, (1.0, 0.25, 0.05), 2.0, 1e-3, 2.0
-"""Steps uphill, the shares of one that are tried, how long one is at most and at least, and how many standard deviations from
-the centre they end."""
+_CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
+"""Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
 _FEW_CLIMBERS, _CLIMBERS, _FITS = 4, 64, 0.1
 """How many start for one observation, at least and at most, and the share of draws around them that has to count."""
 _COUNTED, _GAP = 32, 3.0
@@ -145,7 +145,7 @@ class InvertedProposal(Proposal):
         tried = torch.arange(max(copies, 2 * number), device=each.device)
         of = tried % number
         drawn = (
-            _Normal(tops[:, of].flatten(0, 1), root[:, of].flatten(0, 1)).sample().unflatten(0, (len(each), len(tried)))
+            Normals(tops[:, of].flatten(0, 1), root[:, of].flatten(0, 1)).sample().unflatten(0, (len(each), len(tried)))
         )
         away = (drawn[:, :, None] - tops[:, None])[..., None]
         standard = (root.mT[:, None] @ away)[..., 0].square().sum(-1)
@@ -192,7 +192,7 @@ class InvertedProposal(Proposal):
         gain = moved_value - value + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
         return _Step(chance < gain, (moved, moved_value))
 
-    def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> _Normal:
+    def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> Normals:
         """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand.
 
         With `normal`, the noise of the regression is taken to be normal.
@@ -207,7 +207,7 @@ class InvertedProposal(Proposal):
         weighted = weight[:, None, None] * slope
         root = torch.linalg.cholesky((weighted @ slope.mT).double() + torch.eye(dim, device=z.device)).to(z)
         towards = (weighted @ off[:, :, None])[:, :, 0] - z
-        return _Normal(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
+        return Normals(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
 
     def _values(self, z: Tensor, seen: Tensor) -> Tensor:
         """Log of likelihood times prior, as a density in z, of each row: (B,)."""
@@ -261,37 +261,6 @@ class _Step(NamedTuple):
     """Whether it is taken, (B,)."""
     moved: tuple[Tensor, Tensor]
     """Where it leads, (B, p), and the value there, (B,)."""
-
-
-class _Normal(NamedTuple):
-    """A normal distribution for each row."""
-
-    centre: Tensor
-    """(B, p)."""
-    root: Tensor
-    """Lower root of the precision, (B, p, p)."""
-
-    def part_way(self, z: Tensor, scale: Tensor) -> _Normal:
-        """Where a draw goes that is at z and takes a step of this scale, (B,): the distribution of draws stays what it is."""
-        kept = (1 - scale.square()).sqrt()[:, None]
-        return _Normal(self.centre + kept * (z - self.centre), self.root / scale[:, None, None])
-
-    def sample(self) -> Tensor:
-        standard = torch.randn_like(self.centre)[:, :, None]
-        return self.centre + torch.linalg.solve_triangular(self.root.mT, standard, upper=True)[:, :, 0]
-
-    def nearest(self, z: Tensor) -> Tensor:
-        """The points nearest to z that are within two standard deviations of the centre along each axis, (B, p)."""
-        precision, axes = torch.linalg.eigh((self.root @ self.root.mT).double())
-        deviation = precision.clamp_min(1e-12).rsqrt()
-        along = (axes.mT @ (z - self.centre).double()[:, :, None])[:, :, 0]
-        along = torch.minimum(torch.maximum(along, -_TYPICAL * deviation), _TYPICAL * deviation)
-        return self.centre + (axes @ along[:, :, None])[:, :, 0].to(z)
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Up to a constant, (B,)."""
-        standard = (self.root.mT @ (z - self.centre)[:, :, None])[:, :, 0]
-        return self.root.diagonal(dim1=1, dim2=2).log().sum(-1) - 0.5 * standard.square().sum(-1)
 
 
 def _where(accepted: Tensor, moved: tuple[Tensor, Tensor], stayed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
