@@ -19,7 +19,7 @@ from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
 from fmcpe.forward import Forward, Size
-from fmcpe.inversion import AfterFirst, InvertedProposal
+from fmcpe.inversion import InvertedProposal
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
@@ -28,9 +28,10 @@ from fmcpe.recipe import Recipe
 from fmcpe.shift import Shift
 from fmcpe.source import Move, Step
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
+from fmcpe.starts import summary_of
 from fmcpe.summary import TunedProposal
 from fmcpe.transport import TransportMixture
-from fmcpe.warm import FURTHEST, LastRow, WarmChain, summary_for
+from fmcpe.warm import FURTHEST, WarmChain, summary_for
 
 # ---------------------------------------------------------------------- the chain
 
@@ -75,11 +76,7 @@ def _build_warm(
     state: dict[str, Tensor],
 ) -> WarmChain:
     shape, features = state["x_scale.mean"].shape, state["y_scale.mean"].shape[0]
-    summary = summary_for(shape.numel())
-    if isinstance(proposal, TunedProposal):
-        summary = nn.Sequential(LastRow(), summary)
-    elif isinstance(proposal, InvertedProposal):
-        summary = nn.Sequential(AfterFirst(proposal.forward.size.directions), summary)
+    summary = summary_of(proposal, summary_for(shape.numel()))
 
     def field() -> VelocityField:
         return VelocityField(space.dim, nn.Identity(), features, recipe.width(num_pairs), recipe.blocks)
@@ -146,7 +143,7 @@ def describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]
     if isinstance(proposal, InvertedProposal):
         says, tensors = describe_base(proposal.base)
         tensors |= {f"forward.{k}": v for k, v in proposal.forward.state_dict().items()} | {"pool": proposal.pool}
-        return says | {"inverted": proposal.forward.size._asdict()}, tensors
+        return says | {"inverted": proposal.forward.size._asdict(), "share": proposal.share}, tensors
     support = describe_prior(proposal.prior)
     if support is not None:
         says["support"] = support[0]
@@ -233,7 +230,7 @@ def _build_inverted(
 ) -> InvertedProposal:
     forward = Forward(manifest["theta_dim"], torch.Size(manifest["x_shape"]).numel(), size)
     forward.load_state_dict(under(tensors, "forward."))
-    return InvertedProposal(forward, base.summarised(), tensors["pool"])
+    return InvertedProposal(forward, base.summarised(), tensors["pool"], manifest["base"].get("share", 1.0))
 
 
 def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:

@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, Evidence, choose, left_out
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose, left_out
 from fmcpe.forward import FEWEST_PAIRS
 from fmcpe.refine import refine
 from fmcpe.starts import Starts
@@ -56,6 +57,10 @@ class CrossFit:
             if name == "shifted":
                 best = min(value.mean for way, value in evidence.items() if way != "inverted")
                 starts.shift_helps = best == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
+        if cannot_be_told_apart(evidence, starts.distinct):
+            half = torch.rand(starts.z.shape[0], starts.copies, 1, device=starts.z.device) < 0.5
+            draws[SHARED] = torch.where(half, draws["inverted"], draws["shifted"])
+            evidence[SHARED] = left_out(draws[SHARED], starts.z)
         kept = choose(evidence, starts.distinct)
         chain = starts.final(kept)
         _warn_of_little_information(kept, evidence, starts.distinct)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fmcpe.metrics import energy_score
 
-PRIOR = "prior"
+PRIOR, SHARED = "prior", "shared"
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
 _FEW_PAIRS = 10
@@ -51,6 +51,16 @@ def left_out(draws: Tensor, truth: Tensor) -> Evidence:
     return Evidence(energy_score(draws.movedim(0, 1), truth, reduce=False))
 
 
+def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:
+    """Whether so few pairs leave it open which is better: Bayes' rule, without the simulator, or shifted data, with it.
+
+    Both are wrong then, but in different ways, where pairs are missing: half of the draws each is better than either.
+    """
+    if pairs >= FEWEST_FOR_FLOWS or not {"inverted", "shifted"} <= evidence.keys():
+        return False
+    return not evidence["inverted"].beats(evidence["shifted"], 1.5)
+
+
 def is_informed(kept: Evidence, prior: Evidence) -> bool:
     """Whether what is kept is better than the prior, as far as so many pairs can tell."""
     return kept.beats(prior, max(-1.0, 3 - 4 * _FEW_PAIRS / len(prior.scores)))
@@ -61,10 +71,11 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
     best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
     few = pairs < FEWEST_FOR_FLOWS
-    if few and "inverted" in evidence and not evidence[best].beats(evidence["inverted"], 2.0):
+    careful = SHARED if SHARED in evidence else "inverted"
+    if careful in evidence and not evidence[best].beats(evidence[careful], 2.0 if few else 1.0):
         # what it does not know is computed, not guessed from the same few pairs; another way that seems better on ten of
         # them is often far worse on the eleventh, which lies outside all of them
-        best = "inverted"
+        best = careful
     # the best of several is lucky, but of few pairs no more than one standard error can be asked
     kept = best if evidence[best].beats(evidence["uncorrected"], 1.0 if few else 2.0) else "uncorrected"
     return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR

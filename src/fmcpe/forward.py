@@ -1,6 +1,7 @@
 r"""Real data regressed on the parameters that made them: a likelihood out of a few pairs.
 
-    s(y) = B φ(θ) + b + ε,   s: the leading directions of the data, φ: powers and products of θ, ε: Student's t
+    s(y) = B φ(θ) + b + ε,   s: the leading directions of the data, φ: powers and products of θ, or θ and what the simulator
+                             shows there (`fmcpe.emulator`), ε: Student's t
 
 A pair says what reality makes of a θ, with no simulator in between. Where that is smooth in θ, as it is for a sensor, an
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
@@ -13,15 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
-from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fmcpe.emulator import DEGREE, count, emulate, powers, terms_of
 from fmcpe.networks import SERIES_FROM
-from fmcpe.source import LARGEST_LEVERAGE, Ridge, fit_ridge
+from fmcpe.source import LARGEST_LEVERAGE, Ridge, fit_ridge, log_volume
 from fmcpe.spaces import FlatStandardiser, Standardiser
 
 FEWEST_PAIRS = 8
@@ -29,10 +29,9 @@ FEWEST_PAIRS = 8
 
 _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
-_WIDENINGS = (1.0, 1.5, 2.2, 3.3, 5.0, 7.5)
+_WIDENINGS = tuple(1.25**k for k in range(10))
 _MOST_FEATURES, _MOST_DIRECTIONS = 300, 64
-_PRIOR_PAIRS = 1.0
-"""Pairs that the belief that directions are off independently of each other is worth."""
+_BELIEFS = (0.1, 1.0, 3.0)
 
 
 class Size(NamedTuple):
@@ -44,6 +43,10 @@ class Size(NamedTuple):
     """Of the data."""
     widening: float = 1.0
     """Factor of the variance of what is seen."""
+    belief: float = 1.0
+    """Pairs that the belief is worth that directions are off independently of each other."""
+    shown: int = 0
+    """Numbers that the simulator shows, as further features."""
 
 
 class Forward(nn.Module):
@@ -52,9 +55,10 @@ class Forward(nn.Module):
     Args:
         parameters: p.
         numbers: How many numbers an observation has.
-        size: Degree, directions and widening.
+        size: How large it is.
     """
 
+    shown: Tensor
     directions: Tensor
     whitening: Tensor
     freedom: Tensor
@@ -62,10 +66,10 @@ class Forward(nn.Module):
     def __init__(self, parameters: int, numbers: int, size: Size) -> None:
         super().__init__()
         self.size = size
-        self.terms = [
-            torch.tensor(list(combinations_with_replacement(range(parameters), k))) for k in range(1, size.degree + 1)
-        ]
-        features = sum(map(len, self.terms))
+        self.terms = terms_of(parameters, size.degree)
+        self.shown_terms = terms_of(parameters, DEGREE) if size.shown else []
+        features = count(parameters, size.degree) + size.shown
+        self.register_buffer("shown", torch.zeros(sum(map(len, self.shown_terms)), size.shown))
         self.theta_scale = Standardiser(torch.zeros(2, parameters))
         self.feature_scale = Standardiser(torch.zeros(2, features))
         self.data_scale = FlatStandardiser(torch.zeros(2, numbers))
@@ -88,11 +92,10 @@ class Forward(nn.Module):
         return self.feature_scale(self.powers(self.theta_scale(theta)))
 
     def powers(self, u: Tensor) -> Tensor:
-        """Powers and products of standardised θ, (B, F)."""
-        if self.size.degree == 1:
-            return u
-        factors = ([u[:, factor] for factor in index.unbind(1)] for index in self.terms)
-        return torch.cat([reduce(torch.mul, each) for each in factors], dim=1)
+        """Powers and products of standardised θ, and what the simulator shows there on average, (B, F)."""
+        if not self.size.shown:
+            return powers(u, self.terms)
+        return torch.cat([powers(u, self.terms), powers(u, self.shown_terms) @ self.shown], dim=1)
 
     def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
@@ -173,6 +176,8 @@ class Coordinates(NamedTuple):
     data_scale: FlatStandardiser
     basis: Tensor | None
     """Orthonormal directions of standardised data, (d, r); all of them if None."""
+    shown: Tensor | None = None
+    """What the simulator shows on average, as coefficients of a polynomial, (F, r) (`fmcpe.emulator`)."""
 
     def reduce(self, y: Tensor) -> Tensor:
         """Data (N, ...) in these coordinates, (N, r)."""
@@ -180,8 +185,11 @@ class Coordinates(NamedTuple):
         return data if self.basis is None else data @ self.basis
 
 
-def coordinates(y: Tensor, prior_theta: Tensor) -> Coordinates:
-    """Coordinates for pairs with these observations, (N, ...), and a prior with these draws, (M, p)."""
+def coordinates(y: Tensor, prior_theta: Tensor, simulations: tuple[Tensor, Tensor] | None = None) -> Coordinates:
+    """Coordinates for pairs with these observations, (N, ...), and a prior with these draws, (M, p).
+
+    `simulations` are θ and x of some, where there are any.
+    """
     flat = y.flatten(1)
     scale = FlatStandardiser(flat)
     if y.ndim > 2 or flat.shape[1] >= SERIES_FROM:  # numbers of a series or an image share a unit
@@ -189,7 +197,9 @@ def coordinates(y: Tensor, prior_theta: Tensor) -> Coordinates:
     basis = None
     if flat.shape[1] > 4 * _MOST_DIRECTIONS:
         basis = torch.svd_lowrank(scale(flat), q=min(_MOST_DIRECTIONS, len(flat)), niter=4)[2]
-    return Coordinates(Standardiser(prior_theta), scale, basis)
+    theta_scale = Standardiser(prior_theta)
+    shown = None if simulations is None else emulate(theta_scale(simulations[0]), simulations[1])
+    return Coordinates(theta_scale, scale, basis, shown)
 
 
 def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, leading: Tensor | None = None) -> Forward:
@@ -199,25 +209,27 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, lea
         theta: Physical parameters of the pairs, (N, p).
         data: Their observations in these coordinates, (N, r).
         where: The coordinates.
-        size: Degree, directions and widening.
+        size: How large the regression is.
         leading: `leading_directions` of the data, if they are known already.
     """
     number, basis = len(data), where.basis
     forward = Forward(theta.shape[1], where.data_scale.mean.numel(), size).to(data.device)
     forward.theta_scale, forward.data_scale = where.theta_scale, where.data_scale
+    if size.shown and where.shown is not None:
+        forward.shown.copy_(where.shown)
     directions = (leading_directions(data) if leading is None else leading)[:, : size.directions]
     forward.directions.copy_(directions if basis is None else basis @ directions)
     powers = forward.powers(forward.theta_scale(theta))
     forward.feature_scale = Standardiser(powers)
-    fit = fit_ridge(forward.feature_scale(powers), data @ directions)
+    fit = fit_ridge(forward.feature_scale(powers), data @ directions, log_volume)
     forward.ridge = fit.ridge
     used = (fit.leverage / (1 + fit.leverage)).sum()  # coefficients for each direction, but for what the penalty takes
-    forward.freedom.copy_((number + _PRIOR_PAIRS - used).clamp_min(1.0))
+    forward.freedom.copy_((number + size.belief - used).clamp_min(1.0))
     residual = (fit.residual / (1 + fit.leverage).sqrt()[:, None]).double()
     covariance = residual.T @ residual / number
     # the fewer pairs, the less their residuals say of how directions go together
     own = covariance.diagonal().clamp_min(1e-9 * float(covariance.diagonal().mean()) + 1e-30)
-    covariance = (number * covariance + _PRIOR_PAIRS * torch.diag(own)) / (number + _PRIOR_PAIRS)
+    covariance = (number * covariance + size.belief * torch.diag(own)) / (number + size.belief)
     root = torch.linalg.cholesky(covariance)
     forward.whitening.copy_(torch.linalg.inv(root).T)
     return forward
@@ -260,27 +272,36 @@ def choose_size(
                 found[wide] += float((true[:, 0] - torch.cat([true, rest], dim=1).logsumexp(1)).sum())
         return {wide: total / len(data) + math.log(1 + len(prior_theta)) for wide, total in found.items()}
 
-    # one after the other: the degree, with a middling number of directions; that number; the widening
-    numbers = _numbers_of_directions(min(int(outside.sum()) for _, outside in parts), data.shape[1])
-    middling = numbers[len(numbers) // 2]
-    degree = _best([Size(d, middling) for d in _degrees(theta.shape[1], len(data))], gains).degree
-    size = _best([Size(degree, number) for number in numbers], gains)
+    # one after the other: the features, with a middling number of directions; that number; the belief; the widening
+    pairs, parameters = min(int(outside.sum()) for _, outside in parts), theta.shape[1]
+    numbers = _numbers_of_directions(pairs, data.shape[1], parameters)
+    sizes = [Size(degree, numbers[len(numbers) // 2]) for degree in _degrees(parameters, len(data))]
+    if where.shown is not None and parameters + where.shown.shape[1] < pairs - 1:
+        sizes.append(sizes[0]._replace(shown=where.shown.shape[1]))
+    size = _best(sizes, gains)
+    size = _best([size._replace(directions=number) for number in numbers], gains)
+    size = _best([size._replace(belief=belief) for belief in _BELIEFS], gains)
     found = gains(size, _WIDENINGS)
-    best = max(found, key=lambda wide: found[wide])
-    return best, found[best]
+    weights = (len(data) * torch.tensor([found[wide] for wide in found])).softmax(0)
+    widening = math.exp(float(weights @ torch.tensor([wide.widening for wide in found]).log()))
+    return size._replace(widening=widening), max(found.values())
 
 
 def _best(sizes: Sequence[Size], gains: Callable[[Size, Sequence[float]], dict[Size, float]]) -> Size:
     return max(sizes, key=lambda size: gains(size, (1.0,))[size])
 
 
-def _numbers_of_directions(pairs: int, numbers: int) -> list[int]:
-    """How many directions so many pairs and numbers allow; all numbers of a short vector are a choice too."""
+def _numbers_of_directions(pairs: int, numbers: int, parameters: int) -> list[int]:
+    """How many directions so many pairs and numbers allow, not fewer than there are parameters to be told.
+
+    All numbers of a short vector are a choice too.
+    """
     most = max(1, min(numbers, pairs - 2))
-    return sorted({min(q, most) for q in (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))})
+    choices = (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))
+    return sorted({max(min(q, most), min(parameters, most)) for q in choices})
 
 
 def _degrees(parameters: int, pairs: int) -> list[int]:
     """Degrees that so many pairs allow."""
     most = min(_MOST_FEATURES, pairs / 2)
-    return [d for d in _DEGREES if d == 1 or math.comb(parameters + d, d) - 1 <= most]
+    return [degree for degree in _DEGREES if degree == 1 or count(parameters, degree) <= most]

@@ -57,10 +57,11 @@ class InvertedProposal(Proposal):
         forward: The regression.
         base: The base posterior: its prior, and what it sees of data (for the flows that may follow).
         pool: Draws of the prior, physical, (M, p).
+        share: Probability that a draw is of this posterior; all others are of `base`.
     """
 
-    def __init__(self, forward: Forward, base: Proposal, pool: Tensor) -> None:
-        self.forward, self.base, self.pool = forward, base, pool
+    def __init__(self, forward: Forward, base: Proposal, pool: Tensor, share: float = 1.0) -> None:
+        self.forward, self.base, self.pool, self.share = forward, base, pool, share
         with torch.no_grad():
             self._arrange()
         super().__init__(base.prior, None)
@@ -79,13 +80,25 @@ class InvertedProposal(Proposal):
     def summarise(self, data: Tensor) -> Tensor:
         return torch.cat([self.forward.see(data), self.base.summarise(data).flatten(1)], dim=1)
 
+    def _of_base(self, x: Tensor) -> Tensor:
+        """What the base posterior sees of the data, as it takes it."""
+        seen = x[:, self.forward.size.directions :]
+        return seen if self.base.x_shape is None else seen.unflatten(1, self.base.x_shape)
+
     def _may_leak(self) -> bool:
-        return False
+        return self.share < 1 and self.base._may_leak()
 
     # ------------------------------------------------------------------ draws
 
     @torch.no_grad()
     def _draw(self, x: Tensor) -> Tensor:
+        theta = self._draw_inverted(x)
+        others = (torch.rand(len(x), device=x.device) >= self.share).nonzero()[:, 0] if self.share < 1 else ()
+        if len(others):
+            theta[others] = self.base._draw(self._of_base(x[others]))
+        return theta
+
+    def _draw_inverted(self, x: Tensor) -> Tensor:
         # draws of one observation come one after the other: what the pool says of it is asked once
         each, counts = torch.unique_consecutive(x[:, : self.forward.size.directions], dim=0, return_counts=True)
         if bool((counts == counts[0]).all()):
@@ -225,7 +238,11 @@ class InvertedProposal(Proposal):
         safe = torch.where(inside[:, None], theta, self.pool[:1])
         prior = self.prior.log_prob(safe).to(theta)
         joint = self.forward.against_all(self.forward.expect(safe), seen).T + prior[:, None]
-        return joint - self.log_evidence(seen)
+        inverted = joint - self.log_evidence(seen)
+        if self.share == 1:
+            return inverted
+        other = self.base._log_density(theta, self._of_base(x))
+        return torch.logaddexp(inverted + math.log(self.share), other + math.log(1 - self.share))
 
     @torch.no_grad()
     def log_evidence(self, seen: Tensor) -> Tensor:
@@ -285,19 +302,19 @@ class _Picker:
         return torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
 
 
-class AfterFirst(nn.Module):
+class OfBase(nn.Module):
     """Of what a regression and, after it, the base posterior see of y, (B, q + f), the base posterior's part.
 
     Args:
-        directions: q.
+        proposal: Whose y it is.
     """
 
-    def __init__(self, directions: int) -> None:
+    def __init__(self, proposal: InvertedProposal) -> None:
         super().__init__()
-        self.directions = directions
+        self._part = proposal._of_base
 
     def forward(self, y: Tensor) -> Tensor:
-        return y[:, self.directions :]
+        return self._part(y)
 
 
 def draw_pool(prior: Distribution, device: torch.device) -> Tensor:

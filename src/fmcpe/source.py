@@ -12,6 +12,7 @@ Two maps, both affine, both shrunk towards doing nothing, their penalties chosen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 _PENALTIES = torch.logspace(-4, 5, 37, dtype=torch.float64).tolist()
 _COARSE = 4
+_BELIEVED = 3.0
 LARGEST_LEVERAGE = 30.0
 
 
@@ -65,11 +67,33 @@ class RidgeFit(NamedTuple):
     @property
     def error(self) -> float:
         """Mean square of the left-out residuals, summed over targets."""
-        return float(self.residual.square().mean(0).sum())
+        return squares(self.residual)
 
 
-def fit_ridge(features: Tensor, targets: Tensor) -> RidgeFit:
-    """Ridge regression with a free intercept; the penalty has the smallest leave-one-out error."""
+def squares(residual: Tensor) -> float:
+    """Size of residuals (N, targets): their mean square, summed over targets. What counts is where they are large."""
+    return float(residual.square().mean(0).sum())
+
+
+def log_volume(residual: Tensor) -> float:
+    """Size of residuals (N, targets): log of the volume of the ellipsoid they fill, the same in all units and mixtures.
+
+    A target with little noise counts as much as one with much: one that is to be inverted tells most. Of few rows, how
+    targets go together is hardly believed.
+    """
+    covariance = residual.T @ residual
+    own = covariance.diagonal() / len(residual) + 1e-30
+    return float(torch.logdet(covariance + _BELIEVED * torch.diag(own)))
+
+
+def fit_ridge(features: Tensor, targets: Tensor, size: Callable[[Tensor], float] = squares) -> RidgeFit:
+    """Ridge regression with a free intercept; the penalty is that with the smallest leave-one-out residuals.
+
+    Args:
+        features: (N, features).
+        targets: (N, targets).
+        size: How large residuals are.
+    """
     f, t = features.double(), targets.double()
     number, f_mean, t_mean = len(f), f.mean(0), t.mean(0)
     u, s, vh = torch.linalg.svd(f - f_mean, full_matrices=False)
@@ -79,7 +103,7 @@ def fit_ridge(features: Tensor, targets: Tensor) -> RidgeFit:
         shrink = s.square() / (s.square() + _PENALTIES[index])
         inside = ((u.square() * shrink).sum(1) + 1 / number).clamp_max(1 - 1e-9)
         residual = (centred - u @ (shrink[:, None] * projected)) / (1 - inside)[:, None]
-        return float(residual.square().mean(0).sum()), residual, inside
+        return size(residual), residual, inside
 
     # a coarse look at all penalties, then a fine one where it is best
     tried = {index: left_out(index) for index in range(0, len(_PENALTIES), _COARSE)}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import PRIOR
+from fmcpe.evidence import PRIOR, SHARED
 from fmcpe.forward import choose_size, coordinates, fit_forward
-from fmcpe.inversion import AfterFirst, InvertedProposal, draw_pool
+from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
@@ -164,16 +164,18 @@ class Starts:
         x = proposal.summarise(y).repeat_interleave(self.copies, dim=0)
         return self.space.to_z_safely(proposal.sample(x))
 
-    def _invert(self, rows: Tensor) -> InvertedProposal:
-        """Bayes' rule for real data regressed on θ, by some of the pairs."""
+    def _invert(self, rows: Tensor, shared: bool = False) -> InvertedProposal:
+        """Bayes' rule for real data regressed on θ, by some of the pairs; half of the draws from shifted data, if shared."""
         assert self._pool is not None
         forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, self._size)
+        if shared:
+            return InvertedProposal(forward, self._shift(rows), self._pool, share=0.5)
         return InvertedProposal(forward, self.proposal, self._pool)
 
     def gain_of_inversion(self) -> float:
         """How many nats real data regressed on θ say of it; the size of the regression is chosen here, by all pairs."""
         self._pool = draw_pool(self.raw.prior, self.y.device)
-        self._where = coordinates(self.y, self._pool)
+        self._where = coordinates(self.y, self._pool, self.replay)
         self._reduced = self._where.reduce(self.y)
         self._size, gain = choose_size(
             self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
@@ -203,18 +205,25 @@ class Starts:
     def final(self, kept: str) -> WarmChain:
         """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
         rows = torch.arange(len(self.theta), device=self.theta.device)
-        if kept == "inverted":
-            inverted = self._invert(rows)
+        if kept in ("inverted", SHARED):
+            inverted = self._invert(rows, kept == SHARED)
             chain = self._chain(inverted)
-            chain.summary = nn.Sequential(AfterFirst(inverted.forward.size.directions), self.summary)
+            chain.summary = summary_of(inverted, self.summary)
             return chain
         if kept == "shifted":
             self.adapted[kept] = self._shift(rows)
         elif kept != "tuned":
             return self.start(kept, rows)
         chain = self._chain(self.adapted[kept])
-        chain.summary = nn.Sequential(LastRow(), self.summary)
+        chain.summary = summary_of(self.adapted[kept], self.summary)
         return chain
+
+
+def summary_of(proposal: Proposal, summary: nn.Module) -> nn.Module:
+    """What describes observations as this proposal sees them: `summary`, of what the base posterior sees of them."""
+    if isinstance(proposal, InvertedProposal):
+        return nn.Sequential(OfBase(proposal), summary_of(proposal.base, summary))
+    return nn.Sequential(LastRow(), summary) if isinstance(proposal, TunedProposal) else summary
 
 
 def _groups(theta: Tensor) -> tuple[Tensor, int]:

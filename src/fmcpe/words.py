@@ -16,6 +16,7 @@ _STARTS = {
     "moved": "y moved to the simulations by regression, draws then shifted and stretched",
     "inverted": "real data regressed on the parameters, and Bayes' rule",
     "shifted": "y shifted towards the simulations by regression, the base posterior as sure as it should be",
+    "shared": "half of the draws by Bayes' rule and half from shifted data, which so few pairs cannot tell apart",
     "tuned": "the base posterior fine-tuned on the pairs",
 }
 _WAYS = _STARTS | {f"{name}, flows": f"{says}, refined by flow matching" for name, says in _STARTS.items()}

@@ -1,0 +1,69 @@
+"""What the simulator shows on average, as a polynomial of θ: features for a regression of real data (`fmcpe.forward`).
+
+Reality often answers to the products and powers of θ that the simulator answers to (a colour times an intensity), if not in
+the same way. Few pairs cannot find these among all products; simulations, of which there are many, can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+DEGREE = 3
+_MOST_FEATURES = 300
+_MOST_SHOWN, _LEAST_SHARE = 3, 0.02
+_LEAST_EXPLAINED, _LEAST_BENT = 0.5, 0.02
+
+
+def terms_of(parameters: int, degree: int) -> list[Tensor]:
+    """Which factors each power or product has, by degree from one: tensors (terms, factors)."""
+    return [torch.tensor(list(combinations_with_replacement(range(parameters), k))) for k in range(1, degree + 1)]
+
+
+def powers(u: Tensor, terms: Sequence[Tensor]) -> Tensor:
+    """Powers and products of standardised θ, (B, p) -> (B, F)."""
+    if len(terms) == 1:
+        return u
+    factors = ([u[:, factor] for factor in index.unbind(1)] for index in terms)
+    return torch.cat([reduce(torch.mul, each) for each in factors], dim=1)
+
+
+def count(parameters: int, degree: int) -> int:
+    """How many powers and products there are."""
+    return math.comb(parameters + degree, degree) - 1
+
+
+def emulate(u: Tensor, x: Tensor) -> Tensor | None:
+    """Coefficients (F, r) of cubic polynomials for the leading directions of simulations that bend with θ.
+
+    Args:
+        u: Standardised parameters, (M, p).
+        x: Simulations at them, (M, ...).
+
+    Returns:
+        None where θ explains no direction, where all go straight with it, or where there are too many products.
+    """
+    if not 1 < u.shape[1] + 1 <= count(u.shape[1], DEGREE) <= min(_MOST_FEATURES, len(u) // 4):
+        return None
+    flat = x.flatten(1)
+    centred = (flat - flat.mean(0)).double()
+    left, size, _ = torch.svd_lowrank(centred, q=min(_MOST_SHOWN, *centred.shape), niter=4)
+    shown = left[:, size.square() > _LEAST_SHARE * centred.square().sum()] * len(u) ** 0.5
+    features = powers(u, terms_of(u.shape[1], DEGREE)).double()
+    coefficients, left_over = _regressed(features, shown)
+    _, not_straight = _regressed(u.double(), shown)
+    useful = (left_over < 1 - _LEAST_EXPLAINED) & (not_straight - left_over > _LEAST_BENT)
+    return coefficients[:, useful].to(u) if bool(useful.any()) else None
+
+
+def _regressed(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares: coefficients without the intercept, and the share of each target that is left over."""
+    features, targets = features - features.mean(0), targets - targets.mean(0)
+    coefficients = torch.linalg.lstsq(features, targets).solution
+    left_over = (targets - features @ coefficients).square().sum(0) / targets.square().sum(0).clamp_min(1e-30)
+    return coefficients, left_over
