@@ -137,9 +137,72 @@ def test_both_modes_are_found():
     y = torch.cat([theta.square(), theta.square()], dim=1) + 0.02 * torch.randn(300, 2)
     proposal = fit(theta, y, prior)
     assert proposal.forward.size.degree >= 2
-    found = draws(proposal, torch.full((1, 2), 0.49), 1000)[:, 0, 0]
+    found = draws(proposal, torch.full((1, 2), 0.49), 4000)[:, 0, 0]
     torch.testing.assert_close(found.abs().mean(), torch.tensor(0.7), atol=0.02, rtol=0)
     assert 0.4 < float((found > 0).float().mean()) < 0.6
+
+
+def test_directions_with_little_noise_are_not_shrunk():
+    """What tells θ is a small difference of two loud numbers: a penalty that looks at squares alone throws it away."""
+    noise = torch.linalg.cholesky(torch.tensor([[25.0, 24.999], [24.999, 25.0]]))
+    distances = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        theta = torch.randn(60, 1)
+        y = torch.cat([theta, -0.2 * theta], dim=1) + torch.randn(60, 2) @ noise.T
+        proposal = fit(theta, y, Independent(Normal(torch.zeros(1), torch.ones(1)), 1))
+        slope = torch.tensor([1.0, -0.2])
+        weighted = torch.cholesky_solve(slope[:, None], noise)[:, 0]
+        variance = 1 / (1 + slope @ weighted)
+        observed = torch.tensor([[4.0, 3.2]])
+        found = draws(proposal, observed, 2000)[:, 0, 0]
+        distances.append(abs(float(found.mean() - variance * weighted @ observed[0])) / float(variance.sqrt()))
+        assert float(found.std() / variance.sqrt()) == pytest.approx(1.0, abs=0.35)
+    assert sum(distances) / 3 < 0.6
+
+
+def test_what_the_simulator_shows_is_a_feature():
+    """Reality mixes the products that the simulator shows; 16 pairs cannot find them among all powers of θ."""
+    prior = BoxUniform(torch.zeros(4), torch.ones(4))
+    simulated = prior.sample((2000,))
+
+    def products(theta):
+        return theta[:, :3] * theta[:, 3:]
+
+    theta = prior.sample((16,))
+    mixing = torch.tensor([[1.0, 0.2, 0.1], [0.3, 0.8, 0.0], [0.0, 0.1, 1.2]])
+    y = torch.cat([products(theta) @ mixing, theta[:, 3:]], dim=1) + 0.02 * torch.randn(16, 4)
+    pool = draw_pool(prior, y.device)
+    where = coordinates(y, pool, (simulated, products(simulated)))
+    assert where.shown is not None and where.shown.shape[1] == 3
+    folds, data = torch.arange(16) % 8, where.reduce(y)
+    powers = choose_size(theta, data, where, pool[:1000], folds)
+    shown = choose_size(theta, data, where, pool[:1000], folds, shown=3)
+    assert shown[1] > powers[1] + 0.5
+    proposal = InvertedProposal(fit_forward(theta, data, where, shown[0]), PriorProposal(prior, y.shape[1:]), pool)
+    truth = prior.sample((200,))
+    observed = torch.cat([products(truth) @ mixing, truth[:, 3:]], dim=1) + 0.02 * torch.randn(200, 4)
+    found = draws(proposal, observed, 60)
+    assert metrics.energy_score(found, truth) < 0.5 * metrics.energy_score(prior.sample((60, 200)), truth)
+    # a simulator that goes straight with θ, or is all noise, shows nothing that θ does not
+    for x in (simulated @ torch.randn(4, 5), torch.randn(2000, 5)):
+        assert coordinates(y, pool, (simulated, x)).shown is None
+
+
+def test_shares_of_two_ways_in_draws_and_density():
+    theta, y = linear(40, 0.3)
+    alone = fit(theta, y, GAUSSIAN)
+    shared = InvertedProposal(alone.forward, alone.base, alone.pool, share=0.25)  # the rest is the prior
+    observed = torch.tensor([[6.0, 2.0, 3.5, 5.0]])
+    x = shared.summarise(observed)
+    near = exact(observed[0], 0.3).mean
+    found = shared.sample(x.expand(8000, -1))
+    inside = ((found - near).norm(dim=1) < 1.0).float().mean()
+    by_prior = ((GAUSSIAN.sample((8000,)) - near).norm(dim=1) < 1.0).float().mean()
+    assert float(inside) == pytest.approx(0.25 + 0.75 * float(by_prior), abs=0.02)
+    mixed = shared.log_prob(found[:50], x)[:, 0].exp()
+    parts = 0.25 * alone.log_prob(found[:50], x)[:, 0].exp() + 0.75 * GAUSSIAN.log_prob(found[:50]).exp()
+    torch.testing.assert_close(mixed, parts, rtol=1e-3, atol=1e-6)
 
 
 def test_as_many_terms_as_the_pairs_ask_for():

@@ -12,7 +12,7 @@ import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, as_proposal, baselines, metrics, summary
 from fmcpe.calibrate import calibrate, disagreement
 from fmcpe.diagnostics import central_coverage
-from fmcpe.evidence import Evidence, choose, is_informed, left_out
+from fmcpe.evidence import Evidence, cannot_be_told_apart, choose, is_informed, left_out
 from fmcpe.members import stack, unstacked
 from fmcpe.recipe import Recipe
 from fmcpe.refine import refine
@@ -245,8 +245,15 @@ def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
 
     assert choose(evidence(12, 0.9), 12) == "inverted"  # better by less than luck
     assert choose(evidence(12, 0.5), 12) == "moved"
-    assert choose(evidence(40, 0.95), 40) == "moved"
+    assert choose(evidence(40, 0.95), 40) == "inverted"
+    assert choose(evidence(40, 0.85), 40) == "moved"  # by more than one standard error, which is 0.08
     assert choose(evidence(40, 1.05), 40) == "inverted"
+    # half of the draws each, where ten pairs cannot tell it from shifted data
+    shifted = {"shifted": Evidence(1.1 + 0.5 * noise[:12])}
+    assert cannot_be_told_apart(evidence(12, 1.5) | shifted, 12)
+    assert not cannot_be_told_apart(evidence(12, 1.5) | {"shifted": Evidence(1.4 + 0.5 * noise[:12])}, 12)
+    assert not cannot_be_told_apart(evidence(40, 1.5) | {"shifted": Evidence(1.01 + 0.5 * noise[:40])}, 40)
+    assert choose(evidence(12, 1.5) | shifted | {"shared": Evidence(torch.ones(12))}, 12) == "shared"
     harmless = {name: Evidence(torch.ones(40)) for name in ("uncorrected", "moved", "inverted")}
     assert choose(harmless | {"prior": Evidence(2 * torch.ones(40))}, 40) == "uncorrected"
     assert choose(harmless | {"prior": Evidence(0.9 * torch.ones(40))}, 40) == "prior"

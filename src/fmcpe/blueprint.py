@@ -142,8 +142,10 @@ def describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]
     tensors: dict[str, Tensor] = {}
     if isinstance(proposal, InvertedProposal):
         says, tensors = describe_base(proposal.base)
-        tensors |= {f"forward.{k}": v for k, v in proposal.forward.state_dict().items()} | {"pool": proposal.pool}
-        return says | {"inverted": proposal.forward.size._asdict(), "share": proposal.share}, tensors
+        regressions = says.get("inverted", [])
+        tensors |= {f"forward.{len(regressions)}.{k}": v for k, v in proposal.forward.state_dict().items()}
+        one = {"size": proposal.forward.size._asdict(), "share": proposal.share}
+        return says | {"inverted": [*regressions, one]}, tensors | {"pool": proposal.pool}
     support = describe_prior(proposal.prior)
     if support is not None:
         says["support"] = support[0]
@@ -193,8 +195,11 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
     """The base posterior of the file, or the one that came, with the file's weights where it has some."""
     if "inverted" in manifest["base"]:
         says = {name: value for name, value in manifest["base"].items() if name != "inverted"}
-        base = build_base(manifest | {"base": says}, tensors, posterior, path)
-        return _build_inverted(Size(**manifest["base"]["inverted"]), manifest, tensors, base)
+        together = build_base(manifest | {"base": says}, tensors, posterior, path).summarised()
+        for number, one in enumerate(manifest["base"]["inverted"]):
+            forward = _build_forward(Size(**one["size"]), manifest, under(tensors, f"forward.{number}."))
+            together = InvertedProposal(forward, together, tensors["pool"], one["share"])
+        return together
     base = manifest["base"]
     support = None if base["support"] is None else build_prior(base["support"], under(tensors, "support."))
     if base["kind"] == "prior":
@@ -225,12 +230,10 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
     return TunedProposal(networks[:-1], networks[-1], shift)
 
 
-def _build_inverted(
-    size: Size, manifest: dict[str, Any], tensors: dict[str, Tensor], base: Proposal
-) -> InvertedProposal:
+def _build_forward(size: Size, manifest: dict[str, Any], state: dict[str, Tensor]) -> Forward:
     forward = Forward(manifest["theta_dim"], torch.Size(manifest["x_shape"]).numel(), size)
-    forward.load_state_dict(under(tensors, "forward."))
-    return InvertedProposal(forward, base.summarised(), tensors["pool"], manifest["base"].get("share", 1.0))
+    forward.load_state_dict(state)
+    return forward
 
 
 def _check_shapes(proposal: Proposal, shape: torch.Size, dim: int) -> None:

@@ -241,7 +241,7 @@ def leading_directions(data: Tensor) -> Tensor:
 
 
 def choose_size(
-    theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor, folds: Tensor
+    theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor, folds: Tensor, shown: int = 0
 ) -> tuple[Size, float]:
     """The size with which left-out θ are best told from draws of the prior, given y.
 
@@ -251,6 +251,7 @@ def choose_size(
         where: The coordinates.
         prior_theta: Draws of the prior, (M, p).
         folds: The fold of each pair, (N,), from 0 to K - 1: those of one fold are left out together.
+        shown: How many numbers that the simulator shows are features beside θ, in place of its powers.
 
     Returns:
         The size, and how much more it says of a left-out θ than a guess does: the mean gain in log probability, in nats.
@@ -272,13 +273,11 @@ def choose_size(
                 found[wide] += float((true[:, 0] - torch.cat([true, rest], dim=1).logsumexp(1)).sum())
         return {wide: total / len(data) + math.log(1 + len(prior_theta)) for wide, total in found.items()}
 
-    # one after the other: the features, with a middling number of directions; that number; the belief; the widening
+    # one after the other: the degree, with a middling number of directions; that number; the belief; the widening
     pairs, parameters = min(int(outside.sum()) for _, outside in parts), theta.shape[1]
     numbers = _numbers_of_directions(pairs, data.shape[1], parameters)
-    sizes = [Size(degree, numbers[len(numbers) // 2]) for degree in _degrees(parameters, len(data))]
-    if where.shown is not None and parameters + where.shown.shape[1] < pairs - 1:
-        sizes.append(sizes[0]._replace(shown=where.shown.shape[1]))
-    size = _best(sizes, gains)
+    degrees = [1] if shown else _degrees(parameters, len(data))
+    size = _best([Size(degree, numbers[len(numbers) // 2], shown=shown) for degree in degrees], gains)
     size = _best([size._replace(directions=number) for number in numbers], gains)
     size = _best([size._replace(belief=belief) for belief in _BELIEFS], gains)
     found = gains(size, _WIDENINGS)

@@ -93,10 +93,11 @@ class InvertedProposal(Proposal):
     @torch.no_grad()
     def _draw(self, x: Tensor) -> Tensor:
         theta = self._draw_inverted(x)
-        others = (torch.rand(len(x), device=x.device) >= self.share).nonzero()[:, 0] if self.share < 1 else ()
-        if len(others):
-            theta[others] = self.base._draw(self._of_base(x[others]))
-        return theta
+        if self.share == 1:
+            return theta
+        # of all rows, as draws of one observation have to stay together
+        others = self.base._draw(self._of_base(x))
+        return torch.where(torch.rand(len(x), 1, device=x.device) < self.share, theta, others)
 
     def _draw_inverted(self, x: Tensor) -> Tensor:
         # draws of one observation come one after the other: what the pool says of it is asked once

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import PRIOR, SHARED
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED
 from fmcpe.forward import choose_size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.ode import Solver
@@ -165,22 +165,31 @@ class Starts:
         return self.space.to_z_safely(proposal.sample(x))
 
     def _invert(self, rows: Tensor, shared: bool = False) -> InvertedProposal:
-        """Bayes' rule for real data regressed on θ, by some of the pairs; half of the draws from shifted data, if shared."""
+        """Bayes' rule for real data regressed on θ, by some of the pairs: regressions, and shifted data if `shared`, alike."""
         assert self._pool is not None
-        forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, self._size)
-        if shared:
-            return InvertedProposal(forward, self._shift(rows), self._pool, share=0.5)
-        return InvertedProposal(forward, self.proposal, self._pool)
+        together: Proposal = self._shift(rows) if shared else self.proposal
+        for number, size in enumerate(self._sizes, 2 if shared else 1):
+            forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, size)
+            together = InvertedProposal(forward, together, self._pool, 1 / number)
+        assert isinstance(together, InvertedProposal)
+        return together
 
     def gain_of_inversion(self) -> float:
-        """How many nats real data regressed on θ say of it; the size of the regression is chosen here, by all pairs."""
+        """How many nats real data regressed on θ say of it; the regressions are chosen here, by all pairs.
+
+        One on powers of θ, or one on θ and what the simulator shows there; where pairs are too few to tell, both.
+        """
         self._pool = draw_pool(self.raw.prior, self.y.device)
         self._where = coordinates(self.y, self._pool, self.replay)
         self._reduced = self._where.reduce(self.y)
-        self._size, gain = choose_size(
-            self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
-        )
-        return gain
+        pairs = self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
+        found = [choose_size(*pairs)]
+        shown = 0 if self._where.shown is None else self._where.shown.shape[1]
+        if shown and self.theta.shape[1] + shown < len(self.theta) - 2:
+            found.append(choose_size(*pairs, shown=shown))
+        found.sort(key=lambda each: -each[1])
+        self._sizes = [size for size, _ in found[: None if self.distinct < FEWEST_FOR_FLOWS else 1]]
+        return found[0][1]
 
     def _shift(self, rows: Tensor) -> TunedProposal:
         """The base posterior asked about shifted data, by some of the pairs."""

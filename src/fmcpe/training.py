@@ -82,7 +82,7 @@ def train(
     validation, rows = order[:num_validation], order[num_validation:]
     steps_per_epoch = max(1, len(rows) // training.training_batch_size)
     epochs, peak = training.max_num_epochs, training.learning_rate
-    optimiser = torch.optim.Adam(module.parameters(), lr=peak)
+    optimiser = torch.optim.Adam(module.parameters(), lr=peak, fused=True)
     schedule: torch.optim.lr_scheduler.LRScheduler = (
         torch.optim.lr_scheduler.OneCycleLR(
             # the rise of a cycle of five steps would have no length
