@@ -78,6 +78,11 @@ class Forward(nn.Module):
         self.register_buffer("freedom", torch.ones(()))
         self.ridge = Ridge(features, size.directions)
 
+    @property
+    def is_straight(self) -> bool:
+        """Whether what is expected goes straight with θ."""
+        return self.size.degree == 1 and not self.size.shown
+
     def see(self, y: Tensor) -> Tensor:
         """Observations (B, ...) in whitened directions, (B, q)."""
         return self.data_scale(y.flatten(1)) @ self.directions @ self.whitening

@@ -32,12 +32,14 @@ POOL = 4096, 8192
 _FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
 """Where an observation has fewer draws than this, a part of the pool is asked, another one for every so many rows: looking
 through all of it would be most of the work."""
-_STEPS, _FEWEST_STEPS, _HOLD = 12, 6, 0.8
-"""Metropolis steps; after the fewest they end, if this share of the steps all the way to another draw was accepted."""
+_STEPS, _FEWEST_STEPS, _HOLD, _FRESH = 12, 4, 0.8, 0.98
+"""Metropolis steps; after the fewest they end, if of the last steps all the way to another draw this share was accepted, and
+so many rows have taken one."""
 _CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
 """Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
-_FEW_CLIMBERS, _CLIMBERS, _FITS = 4, 64, 0.1
-"""How many start for one observation, at least and at most, and the share of draws around them that has to count."""
+_CLIMBERS, _CLIMBERS_OF_LINE, _FITS = (4, 64), (2, 8), 0.1
+"""How many start for one observation, at least and at most, and likewise where data go straight with θ and there is one place
+to arrive at; the share of draws around them that has to count."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
 _SCALES = torch.tensor([1.0, 1.0, 0.4])
@@ -69,6 +71,8 @@ class InvertedProposal(Proposal):
     def _arrange(self) -> None:
         self.space = ParameterSpace(self.base.prior, self.pool).to(self.pool.device)
         self._z = self.space.to_z_safely(self.pool)
+        covariance = torch.cov(self._z.T.double()).reshape(self.space.dim, self.space.dim)
+        self._precision = torch.linalg.inv(covariance)
         self._expect = self.forward.expecting()
         self._expected = self._expect(self.pool)
 
@@ -128,12 +132,15 @@ class InvertedProposal(Proposal):
         z, seen, start = pool[pick(copies)], each.repeat_interleave(copies, dim=0), start[:, 0]
         coarse = (start < 1).nonzero()[:, 0]
         if len(coarse):
-            climbers = pool[pick(max(_FEW_CLIMBERS, min(copies, _CLIMBERS)))[coarse]]
+            fewest, most = _CLIMBERS_OF_LINE if self.forward.is_straight else _CLIMBERS
+            climbers = pool[pick(max(fewest, min(copies, most)))[coarse]]
             z[coarse] = self._near(climbers, each[coarse], copies)
         z, others = z.flatten(0, 1), pool[pick(copies * 2 * _STEPS)].unflatten(1, (copies, 2 * _STEPS)).flatten(0, 1)
         value = self._values(z, seen)
         scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
+        scales[:_FEWEST_STEPS] = 1.0
         chance = torch.rand(2, _STEPS, len(z), device=z.device).log()
+        fresh = torch.zeros(len(z), dtype=torch.bool, device=z.device)
         reach = start.sqrt().repeat_interleave(copies) * (2.38 / math.sqrt(2 * z.shape[1]))
         for step in range(_STEPS):
             moved = z + (scales[step] * reach)[:, None] * (others[:, 2 * step] - others[:, 2 * step + 1])
@@ -142,8 +149,10 @@ class InvertedProposal(Proposal):
             if step % 2:
                 newton = self._newton(z, value, seen, scales[step], chance[1, step])
                 z, value = _where(newton.accepted, newton.moved, (z, value))
-                whole = newton.accepted[scales[step] == 1].float()
-                if step + 1 >= _FEWEST_STEPS and bool(whole.mean() > _HOLD):
+                whole = scales[step] == 1
+                fresh |= newton.accepted & whole
+                enough = step + 1 >= _FEWEST_STEPS and fresh.float().mean() > _FRESH
+                if enough and bool(newton.accepted[whole].float().mean() > _HOLD):
                     break  # then the posterior is nearly normal, and each row has come to a draw of its own
         return z
 
@@ -207,7 +216,7 @@ class InvertedProposal(Proposal):
         return _Step(chance < gain, (moved, moved_value))
 
     def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> Normals:
-        """The posterior if what is expected changed with z as it does here, and z were standard normal beforehand.
+        """The posterior if what is expected changed with z as it does here, and z were normal beforehand.
 
         With `normal`, the noise of the regression is taken to be normal.
         """
@@ -219,8 +228,8 @@ class InvertedProposal(Proposal):
         off = seen - mean
         weight = 1 / factor if normal else self.forward.weight(off.square().sum(-1), factor)
         weighted = weight[:, None, None] * slope
-        root = torch.linalg.cholesky((weighted @ slope.mT).double() + torch.eye(dim, device=z.device)).to(z)
-        towards = (weighted @ off[:, :, None])[:, :, 0] - z
+        root = torch.linalg.cholesky((weighted @ slope.mT).double() + self._precision).to(z)
+        towards = (weighted @ off[:, :, None])[:, :, 0] - z @ self._precision.to(z)
         return Normals(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
 
     def _values(self, z: Tensor, seen: Tensor) -> Tensor:
