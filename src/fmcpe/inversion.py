@@ -32,14 +32,14 @@ POOL = 4096, 8192
 _FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
 """Where an observation has fewer draws than this, a part of the pool is asked, another one for every so many rows: looking
 through all of it would be most of the work."""
-_STEPS, _FEWEST_STEPS, _HOLD, _FRESH = 12, 4, 0.8, 0.98
-"""Metropolis steps; after the fewest they end, if of the last steps all the way to another draw this share was accepted, and
-so many rows have taken one."""
+_STEPS, _FEWEST_STEPS, _FEWEST_OF_LINE, _HOLD, _FRESH = 12, 6, 4, 0.8, 0.98
+"""Metropolis steps; after the fewest (where data go straight with θ, and there is one mode, fewer) they end, if of the last
+steps all the way to another draw this share was accepted, and so many rows have taken one."""
 _CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
 """Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
 _CLIMBERS, _CLIMBERS_OF_LINE, _FITS = (4, 64), (2, 8), 0.1
-"""How many start for one observation, at least and at most, and likewise where data go straight with θ and there is one place
-to arrive at; the share of draws around them that has to count."""
+"""How many start for one observation, at least and at most, and likewise where data go straight with θ; the share of draws
+around them that has to count."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
 _SCALES = torch.tensor([1.0, 1.0, 0.4])
@@ -138,7 +138,8 @@ class InvertedProposal(Proposal):
         z, others = z.flatten(0, 1), pool[pick(copies * 2 * _STEPS)].unflatten(1, (copies, 2 * _STEPS)).flatten(0, 1)
         value = self._values(z, seen)
         scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
-        scales[:_FEWEST_STEPS] = 1.0
+        fewest = _FEWEST_OF_LINE if self.forward.is_straight else _FEWEST_STEPS
+        scales[:_FEWEST_OF_LINE] = 1.0
         chance = torch.rand(2, _STEPS, len(z), device=z.device).log()
         fresh = torch.zeros(len(z), dtype=torch.bool, device=z.device)
         reach = start.sqrt().repeat_interleave(copies) * (2.38 / math.sqrt(2 * z.shape[1]))
@@ -151,7 +152,7 @@ class InvertedProposal(Proposal):
                 z, value = _where(newton.accepted, newton.moved, (z, value))
                 whole = scales[step] == 1
                 fresh |= newton.accepted & whole
-                enough = step + 1 >= _FEWEST_STEPS and fresh.float().mean() > _FRESH
+                enough = step + 1 >= fewest and fresh.float().mean() > _FRESH
                 if enough and bool(newton.accepted[whole].float().mean() > _HOLD):
                     break  # then the posterior is nearly normal, and each row has come to a draw of its own
         return z
