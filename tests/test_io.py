@@ -31,7 +31,7 @@ def manifest(path):
 
 def test_the_manifest_says_what_is_inside(posteriors, tmp_path):
     says = manifest(posteriors("joint").save(tmp_path / "run.fmcpe"))
-    assert says["format"] == 1
+    assert says["format"] == 2
     assert set(says["versions"]) == {"fmcpe", "torch", "sbi", "zuko"}
     assert says["recipe"]["steps"] == TINY.steps
     assert (says["x_shape"], says["theta_dim"], says["num_pairs"]) == ([3], 2, 30)

@@ -193,6 +193,11 @@ def _source(proposal: Proposal) -> NPEPosterior | None:
 
 def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> Proposal:
     """The base posterior of the file, or the one that came, with the file's weights where it has some."""
+    if isinstance(manifest["base"].get("inverted"), dict):
+        raise ValueError(
+            f"{path} has format {manifest['format']}, of a version in development that held one regression; a list of them was "
+            "expected. Fit it again with this version."
+        )
     if "inverted" in manifest["base"]:
         says = {name: value for name, value in manifest["base"].items() if name != "inverted"}
         together = build_base(manifest | {"base": says}, tensors, posterior, path).summarised()

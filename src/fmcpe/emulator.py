@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 DEGREE = 3
-_MOST_FEATURES = 300
+MOST_FEATURES = 300
 _MOST_SHOWN, _LEAST_SHARE = 3, 0.02
 _LEAST_EXPLAINED, _LEAST_BENT = 0.5, 0.02
 
@@ -48,7 +48,7 @@ def emulate(u: Tensor, x: Tensor) -> Tensor | None:
     Returns:
         None where θ explains no direction, where all go straight with it, or where there are too many products.
     """
-    if not 1 < u.shape[1] + 1 <= count(u.shape[1], DEGREE) <= min(_MOST_FEATURES, len(u) // 4):
+    if count(u.shape[1], DEGREE) > min(MOST_FEATURES, len(u) // 4):
         return None
     flat = x.flatten(1)
     centred = (flat - flat.mean(0)).double()

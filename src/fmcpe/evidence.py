@@ -5,7 +5,9 @@ average, for the true posterior, and it needs no density. Ways to answer are com
 best correction has to be better than none by two standard errors of the difference (with few pairs one), and so have flows.
 Where the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
-θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better.
+θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better. Bayes'
+rule for real data regressed on θ is preferred where another correction is not clearly better: by one standard error, with
+few pairs by two.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:
     """
     if pairs >= FEWEST_FOR_FLOWS or not {"inverted", "shifted"} <= evidence.keys():
         return False
-    return not evidence["inverted"].beats(evidence["shifted"], 1.5)
+    inverted, shifted = evidence["inverted"], evidence["shifted"]
+    return not inverted.beats(shifted, 1.5) and not shifted.beats(inverted, 2.0)
 
 
 def is_informed(kept: Evidence, prior: Evidence) -> bool:

@@ -5,8 +5,9 @@ r"""Real data regressed on the parameters that made them: a likelihood out of a 
 
 A pair says what reality makes of a θ, with no simulator in between. Where that is smooth in θ, as it is for a sensor, an
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
-posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and a factor of
-the variance, for what no polynomial describes, are those with which left-out θ are best told from draws of the prior. Where
+posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and how far they
+are believed to be off independently are those with which left-out θ are best told from draws of the prior; a factor of the
+variance, for what no polynomial describes, is a mean over several, by how well each tells them. Where
 data have a random phase, the regression finds nothing, and the evidence throws it away.
 """
 
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fmcpe.emulator import DEGREE, count, emulate, powers, terms_of
+from fmcpe.emulator import DEGREE, MOST_FEATURES, count, emulate, powers, terms_of
 from fmcpe.networks import SERIES_FROM
 from fmcpe.source import LARGEST_LEVERAGE, Ridge, fit_ridge, log_volume
 from fmcpe.spaces import FlatStandardiser, Standardiser
@@ -30,7 +31,7 @@ FEWEST_PAIRS = 8
 _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
 _WIDENINGS = tuple(1.25**k for k in range(10))
-_MOST_FEATURES, _MOST_DIRECTIONS = 300, 64
+_MOST_DIRECTIONS = 64
 _BELIEFS = (0.1, 1.0, 3.0)
 
 
@@ -93,7 +94,7 @@ class Forward(nn.Module):
         return data @ directions @ self.whitening
 
     def features(self, theta: Tensor) -> Tensor:
-        """Powers and products of physical θ, standardised, (B, F)."""
+        """What data are regressed on, from physical θ, standardised, (B, F)."""
         return self.feature_scale(self.powers(self.theta_scale(theta)))
 
     def powers(self, u: Tensor) -> Tensor:
@@ -197,13 +198,17 @@ def coordinates(y: Tensor, prior_theta: Tensor, simulations: tuple[Tensor, Tenso
     """
     flat = y.flatten(1)
     scale = FlatStandardiser(flat)
-    if y.ndim > 2 or flat.shape[1] >= SERIES_FROM:  # numbers of a series or an image share a unit
+    share_unit = y.ndim > 2 or flat.shape[1] >= SERIES_FROM  # numbers of a series or an image do
+    if share_unit:
         scale.std.fill_(float(flat.std().clamp_min(1e-30)))
     basis = None
     if flat.shape[1] > 4 * _MOST_DIRECTIONS:
         basis = torch.svd_lowrank(scale(flat), q=min(_MOST_DIRECTIONS, len(flat)), niter=4)[2]
     theta_scale = Standardiser(prior_theta)
-    shown = None if simulations is None else emulate(theta_scale(simulations[0]), simulations[1])
+    if simulations is None:
+        return Coordinates(theta_scale, scale, basis)
+    x = simulations[1].flatten(1)
+    shown = emulate(theta_scale(simulations[0]), x if share_unit else Standardiser(x)(x))
     return Coordinates(theta_scale, scale, basis, shown)
 
 
@@ -220,7 +225,8 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, lea
     number, basis = len(data), where.basis
     forward = Forward(theta.shape[1], where.data_scale.mean.numel(), size).to(data.device)
     forward.theta_scale, forward.data_scale = where.theta_scale, where.data_scale
-    if size.shown and where.shown is not None:
+    if size.shown:
+        assert where.shown is not None
         forward.shown.copy_(where.shown)
     directions = (leading_directions(data) if leading is None else leading)[:, : size.directions]
     forward.directions.copy_(directions if basis is None else basis @ directions)
@@ -307,5 +313,5 @@ def _numbers_of_directions(pairs: int, numbers: int, parameters: int) -> list[in
 
 def _degrees(parameters: int, pairs: int) -> list[int]:
     """Degrees that so many pairs allow."""
-    most = min(_MOST_FEATURES, pairs / 2)
+    most = min(MOST_FEATURES, pairs / 2)
     return [degree for degree in _DEGREES if degree == 1 or count(parameters, degree) <= most]

@@ -33,8 +33,8 @@ _FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
 """Where an observation has fewer draws than this, a part of the pool is asked, another one for every so many rows: looking
 through all of it would be most of the work."""
 _STEPS, _FEWEST_STEPS, _FEWEST_OF_LINE, _HOLD, _FRESH = 12, 6, 4, 0.8, 0.98
-"""Metropolis steps; after the fewest (where data go straight with θ, and there is one mode, fewer) they end, if of the last
-steps all the way to another draw this share was accepted, and so many rows have taken one."""
+"""Metropolis steps; after the fewest (fewer where data go straight with θ, and there is usually one mode) they end, if of the
+last steps all the way to another draw this share was accepted, and so many rows have taken one."""
 _CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
 """Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
 _CLIMBERS, _CLIMBERS_OF_LINE, _FITS = (4, 64), (2, 8), 0.1
@@ -57,7 +57,7 @@ class InvertedProposal(Proposal):
 
     Args:
         forward: The regression.
-        base: The base posterior: its prior, and what it sees of data (for the flows that may follow).
+        base: The base posterior: its prior, what it sees of data (for the flows that may follow), and all draws but `share`.
         pool: Draws of the prior, physical, (M, p).
         share: Probability that a draw is of this posterior; all others are of `base`.
     """
@@ -72,7 +72,7 @@ class InvertedProposal(Proposal):
         self.space = ParameterSpace(self.base.prior, self.pool).to(self.pool.device)
         self._z = self.space.to_z_safely(self.pool)
         covariance = torch.cov(self._z.T.double()).reshape(self.space.dim, self.space.dim)
-        self._precision = torch.linalg.inv(covariance)
+        self._precision = torch.linalg.inv(covariance + 1e-6 * torch.eye(len(covariance)).to(covariance))
         self._expect = self.forward.expecting()
         self._expected = self._expect(self.pool)
 

@@ -32,7 +32,7 @@ from fmcpe.spaces import ParameterSpace
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
-FORMAT = 1
+FORMAT = 2
 _REQUIRED = {"recipe", "stages", "history", "num_pairs", "x_shape", "theta_dim", "embedding", "base", "summaries"}
 
 

@@ -26,7 +26,7 @@ class Recipe:
         hidden: Width of the velocity networks; from `many_pairs` pairs on, twice that.
         blocks: Their number of residual blocks.
         many_pairs: Number of pairs from which the networks are twice as wide.
-        num_statistics: Fresh simulations from the prior that standardise x and θ.
+        num_statistics: Fresh simulations from the prior that standardise x and θ, and show what the simulator does with θ.
         num_simulations: With a warm start: simulations at the θ of each pair.
         sigma: Without: standard deviation of the x-source around the standardised y.
         validation_fraction: Without: share of the pairs that picks the best weights and is not trained on.

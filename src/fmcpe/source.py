@@ -81,9 +81,10 @@ def log_volume(residual: Tensor) -> float:
     A target with little noise counts as much as one with much: one that is to be inverted tells most. Of few rows, how
     targets go together is hardly believed.
     """
-    covariance = residual.T @ residual
-    own = covariance.diagonal() / len(residual) + 1e-30
-    return float(torch.logdet(covariance + _BELIEVED * torch.diag(own)))
+    covariance = residual.T @ residual / len(residual)
+    own = covariance.diagonal()
+    rounding = 1e-9 * own.mean() + 1e-30  # a target that is the sum of others has residuals, too
+    return float(torch.logdet(covariance + torch.diag(_BELIEVED / len(residual) * own + rounding)))
 
 
 def fit_ridge(features: Tensor, targets: Tensor, size: Callable[[Tensor], float] = squares) -> RidgeFit:

@@ -35,6 +35,9 @@ _ROWS_AT_ONCE = 2000
 _MOST = 0.5
 """Share of the difference between data and simulations that a shift has to predict for members to be tuned behind it."""
 
+_CANNOT_TELL = 1.0
+"""Nats by which few pairs may be wrong about which of two regressions says more."""
+
 _COMPARED = 2048
 """Draws of the prior that left-out θ are told from."""
 
@@ -165,10 +168,11 @@ class Starts:
         return self.space.to_z_safely(proposal.sample(x))
 
     def _invert(self, rows: Tensor, shared: bool = False) -> InvertedProposal:
-        """Bayes' rule for real data regressed on θ, by some of the pairs: regressions, and shifted data if `shared`, alike."""
+        """Bayes' rule for real data regressed on θ, by some of the pairs; `shared`, half of the draws are from shifted data."""
         assert self._pool is not None
         together: Proposal = self._shift(rows) if shared else self.proposal
-        for number, size in enumerate(self._sizes, 2 if shared else 1):
+        # regressions have equal shares of what they have together: all, or half
+        for number, size in enumerate(self._sizes, len(self._sizes) + 1 if shared else 1):
             forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, size)
             together = InvertedProposal(forward, together, self._pool, 1 / number)
         assert isinstance(together, InvertedProposal)
@@ -188,8 +192,10 @@ class Starts:
         if shown and self.theta.shape[1] + shown < len(self.theta) - 2:
             found.append(choose_size(*pairs, shown=shown))
         found.sort(key=lambda each: -each[1])
-        self._sizes = [size for size, _ in found[: None if self.distinct < FEWEST_FOR_FLOWS else 1]]
-        return found[0][1]
+        best = found[0][1]
+        apart = _CANNOT_TELL if self.distinct < FEWEST_FOR_FLOWS else 0.0
+        self._sizes = [found[0][0], *(size for size, gain in found[1:] if gain > best - apart)]
+        return best
 
     def _shift(self, rows: Tensor) -> TunedProposal:
         """The base posterior asked about shifted data, by some of the pairs."""
