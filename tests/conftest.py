@@ -60,7 +60,7 @@ def base_with_embedding():
 
 FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
-WARM = ("default", "moved with flows", "shifted with flows", "tuned with flows", "prior")
+WARM = ("default", "moved with flows", "shifted with flows", "tuned with flows", "shared", "prior")
 """The default recipe, and each chain that its evidence can keep."""
 KINDS = FLOWS + WARM + BASELINES
 SHORT = Training(max_num_epochs=8)
@@ -89,16 +89,19 @@ def posteriors(base, base_with_embedding, pairs):
 
     def kept(kind):
         """The default recipe's chain, whatever its evidence would have kept."""
-        start = base_with_embedding if kind.startswith(("shifted", "tuned")) else base
+        start = base_with_embedding if kind.startswith(("shifted", "tuned", "shared")) else base
         with seeded(0):
             theta = PRIOR.sample((200,))
             space, replay = ParameterSpace(PRIOR, theta), (theta, simulate(theta))
             recipe = Recipe(epochs=20)
             fit = Starts(as_proposal(start), *pairs, None, simulate, replay, space, recipe, show_progress_bars=False)
             name = kind.removesuffix(" with flows")
-            draws = fit.left_out_draws(name)
+            if name == "shared":  # two regressions and shifted data
+                fit.gain_of_inversion()
+                fit._sizes = [fit._sizes[0], fit._sizes[0]._replace(degree=2)]
+            draws = None if name == "shared" else fit.left_out_draws(name)
             chain = fit.final(name)
-            if name != kind:
+            if draws is not None and name != kind:
                 chain.set_flows(refine(draws, fit.z, fit.features, fit.folds, recipe)[0])
         return CorrectedPosterior(chain.eval(), recipe, kind.replace(" with", ","), {"seconds": [0.0]}, 30)
 

@@ -206,6 +206,23 @@ def test_shares_of_two_ways_in_draws_and_density():
     torch.testing.assert_close(mixed, parts, rtol=1e-3, atol=1e-6)
 
 
+def test_half_of_the_draws_are_from_shifted_data(posteriors):
+    outer = posteriors("shared").corrector.proposal
+    inner = outer.base
+    shifted = (1 - outer.share) * (1 - inner.share)
+    assert (shifted, outer.share, (1 - outer.share) * inner.share) == pytest.approx((0.5, 0.25, 0.25))
+
+
+def test_units_of_simulations_do_not_matter():
+    """A number in pascal does not hide one that bends."""
+    prior = BoxUniform(torch.zeros(2), torch.ones(2))
+    theta = prior.sample((2000,))
+    x = torch.stack([theta[:, 0], theta.prod(1)], dim=1) + 0.01 * torch.randn(2000, 2)
+    found = [coordinates(x[:20], theta, (theta, x * torch.tensor([unit, 1.0]))).shown for unit in (1.0, 1e5)]
+    torch.testing.assert_close(found[0].abs(), found[1].abs(), atol=1e-3, rtol=1e-3)
+    assert coordinates(x[:20], theta, (theta, torch.ones(2000, 2))).shown is None  # a simulator that does nothing
+
+
 def test_as_many_terms_as_the_pairs_ask_for():
     theta = PRIOR.sample((200,))
     straight = simulate(theta)

@@ -30,8 +30,9 @@ from fmcpe.warm import WarmChain
 _NEARLY = 1.5
 """Energy score on real data, in units of the base posterior's on simulations at the same θ, below which nothing is tuned."""
 
-_LEAST_GAIN = 0.5
-"""Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried."""
+_LEAST_GAIN, _LEAST_OF_FEW = 0.5, 0.7
+"""Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried: more of few pairs, where the best of
+several regressions says half a nat by luck."""
 
 
 class CrossFit:
@@ -102,7 +103,8 @@ class CrossFit:
 
     def _can_invert(self) -> bool:
         """Whether real data regressed on θ say anything of it."""
-        return len(self.starts.theta) >= FEWEST_PAIRS and self.starts.gain_of_inversion() > _LEAST_GAIN
+        least = _LEAST_OF_FEW if self.starts.distinct < FEWEST_FOR_FLOWS else _LEAST_GAIN
+        return len(self.starts.theta) >= FEWEST_PAIRS and self.starts.gain_of_inversion() > least
 
     def _is_as_good_as_it_gets(self, evidence: dict[str, Evidence]) -> bool:
         """Whether a way without fine-tuning is nearly as good, on real data, as the base posterior is on simulations."""
