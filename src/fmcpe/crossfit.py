@@ -31,8 +31,8 @@ _NEARLY = 1.5
 """Energy score on real data, in units of the base posterior's on simulations at the same θ, below which nothing is tuned."""
 
 _LEAST_GAIN, _LEAST_OF_FEW = 0.5, 0.7
-"""Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried: more of few pairs, where the best of
-several regressions says half a nat by luck."""
+"""Nats that a regression of data on θ has to say of left-out θ for Bayes' rule to be tried: more of few pairs, where the best
+of several regressions says half a nat by luck."""
 
 
 class CrossFit:
