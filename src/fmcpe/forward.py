@@ -32,6 +32,8 @@ _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
 _WIDENINGS = tuple(1.25**k for k in range(10))
 _MOST_DIRECTIONS = 64
+_HOPELESS, _FEW = 0.2, 30
+"""Nats below which no belief or widening makes a regression say enough, unless pairs are few."""
 _BELIEFS = (0.1, 1.0, 3.0)
 
 
@@ -290,6 +292,8 @@ def choose_size(
     degrees = [1] if shown else _degrees(parameters, len(data))
     size = _best([Size(degree, numbers[len(numbers) // 2], shown=shown) for degree in degrees], gains)
     size = _best([size._replace(directions=number) for number in numbers], gains)
+    if pairs > _FEW and (gain := gains(size, (1.0,))[size]) < _HOPELESS:
+        return size, gain
     size = _best([size._replace(belief=belief) for belief in _BELIEFS], gains)
     found = gains(size, _WIDENINGS)
     weights = (len(data) * torch.tensor([found[wide] for wide in found])).softmax(0)
