@@ -93,7 +93,8 @@ class CrossFit:
         if stages == "theta-only":
             return
         if self.starts.can_move:
-            yield "moved"
+            # a step on top of the move is one regression more than few pairs bear
+            yield "x-only" if self.starts.distinct < FEWEST_FOR_FLOWS else "moved"
         if self._can_invert():
             yield "inverted"
         if can_be_tuned(self.starts.raw):

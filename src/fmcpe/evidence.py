@@ -7,7 +7,7 @@ Where the simulator is right, the correction so removes itself. What is kept has
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better. Bayes'
 rule for real data regressed on θ is preferred where another correction is not clearly better: by one standard error, with
-few pairs by two.
+few pairs by two. So is fine-tuning, where Bayes' rule is not tried and pairs are few.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
     best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
     few = pairs < FEWEST_FOR_FLOWS
-    careful = SHARED if SHARED in evidence else "inverted"
-    if careful in evidence and not evidence[best].beats(evidence[careful], 2.0 if few else 1.0):
-        # what it does not know is computed, not guessed from the same few pairs; another way that seems better on ten of
-        # them is often far worse on the eleventh, which lies outside all of them
+    # what Bayes' rule does not know is computed, not guessed from the same few pairs, and fine-tuning stays near what the
+    # simulator taught; another way that seems better on ten pairs is often far worse on the eleventh, outside all of them
+    careful = next((name for name in (SHARED, "inverted", *(["tuned"] if few else [])) if name in evidence), best)
+    if not evidence[best].beats(evidence[careful], 2.0 if few else 1.0):
         best = careful
     # the best of several is lucky, but of few pairs no more than one standard error can be asked
     kept = best if evidence[best].beats(evidence["uncorrected"], 1.0 if few else 2.0) else "uncorrected"

@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +73,32 @@ def draw_levels(number: int, device: torch.device | None = None) -> Tensor:
     return level * (torch.rand(number, 1, device=device) > _SHARE_CLEAN)
 
 
-def distort(x: Tensor, level: Tensor, scale: float) -> Tensor:
-    """Data distorted at random.
+class Distortion(NamedTuple):
+    """What is done to data, row by row: they are multiplied by curves, and others and noise are added."""
+
+    log_gain: list[Tensor]
+    """A curve for each axis along which data are smooth; broadcast against the data, like all that follows."""
+    offset: list[Tensor]
+    noise: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Data (B, ...) distorted, with fresh noise."""
+        out = x.clone()
+        for (
+            curve
+        ) in self.log_gain:  # one axis at a time, in place: of a large image, most of the time goes into moving memory
+            out *= curve.exp()
+        for curve in self.offset:
+            out += curve
+        return out.addcmul_(self.noise, torch.randn_like(x))
+
+    def rows(self, index: Tensor | tuple[Tensor, ...]) -> Distortion:
+        """Those that an index picks."""
+        return Distortion([c[index] for c in self.log_gain], [c[index] for c in self.offset], self.noise[index])
+
+
+def draw_distortion(x: Tensor, level: Tensor, scale: float) -> Distortion:
+    """A random distortion for each row.
 
     Args:
         x: Vectors or series (B, d), series of several channels (B, c, d), or images (B, ., ., .).
@@ -81,24 +106,29 @@ def distort(x: Tensor, level: Tensor, scale: float) -> Tensor:
         scale: Standard deviation of the data.
     """
     level = level.reshape(-1, *([1] * (x.ndim - 1)))
-    out, strength = x.clone(), GAIN * _strength(level)
-    curves = _smooth(x)
-    for curve in curves:  # one axis at a time, in place: of a large image, most of the time would go into moving memory
-        out *= (strength * curve).clamp(-6 / len(curves), 2 / len(curves)).exp()
-    strength = OFFSET * scale * _strength(level)
-    for curve in _smooth(x):
-        out += strength * curve
-    return out.addcmul_(NOISE * scale * _strength(level), torch.randn_like(x))
+    strength, curves = GAIN * _strength(level), _smooth(x)
+    gain = [(strength * curve).clamp(-6 / len(curves), 2 / len(curves)) for curve in curves]
+    strength, curves = OFFSET * scale * _strength(level), _smooth(x)
+    return Distortion(gain, [strength * curve for curve in curves], NOISE * scale * _strength(level))
+
+
+def distort(x: Tensor, level: Tensor, scale: float) -> Tensor:
+    """Data distorted at random; arguments as for `draw_distortion`."""
+    return draw_distortion(x, level, scale)(x)
 
 
 def _strength(level: Tensor) -> Tensor:
     return level * torch.rand_like(level)
 
 
+def smooth_axes(x: Tensor) -> list[int]:
+    """Axes of data (B, ...) along which neighbours are alike: the last, or the two longest ones of an image."""
+    return sorted(range(1, x.ndim), key=lambda i: x.shape[i])[-2:] if x.ndim == 4 else [x.ndim - 1]
+
+
 def _smooth(x: Tensor) -> list[Tensor]:
     """A random curve for each row, along its longest axis or along both of an image: their sum has about unit size."""
-    axes = sorted(range(1, x.ndim), key=lambda i: x.shape[i])[-2:] if x.ndim == 4 else [x.ndim - 1]
-    curves = []
+    axes, curves = smooth_axes(x), []
     for axis in axes:
         waves = min(_WAVES, x.shape[axis])
         place = (torch.arange(x.shape[axis], device=x.device) + 0.5) / x.shape[axis]

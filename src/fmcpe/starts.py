@@ -14,13 +14,14 @@ from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
 from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED
 from fmcpe.forward import choose_size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
+from fmcpe.likeness import likely_distortions
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.shift import fit_shift
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
-from fmcpe.summary import TunedProposal, shifted, tune
+from fmcpe.summary import TunedProposal, imitations, shifted, tune
 from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
 MOST_DRAWS, FEWEST_DRAWS, ALL_DRAWS = 64, 8, 6_000
@@ -79,8 +80,9 @@ class Starts:
         self.prepared = summarise(y)
         self.x: Tensor | None = None if x is None else summarise(x)[:, None]
         self.x_mean: Tensor | None = x
+        self.simulations: Tensor | None = None if x is None else x[:, None]
         if simulator is not None:
-            self.x, self.x_mean = self._simulate(simulator)
+            self.x, self.x_mean, self.simulations = self._simulate(simulator)
         flat = self.prepared[0].numel()
         self.can_move = self.x is not None and flat <= MANY_NUMBERS
         if replay is not None:
@@ -100,14 +102,16 @@ class Starts:
         self.shift_helps = False
         self._pool: Tensor | None = None
 
-    def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Simulations at θ of the pairs: summaries (N, S, ...), and the mean of the raw ones (N, ...)."""
-        summaries, means, number = [], [], self.recipe.num_simulations
+    def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Simulations at θ of the pairs: summaries (N, S, ...), the mean of raw ones (N, ...), and these, if needed."""
+        summaries, means, simulations, number = [], [], [], self.recipe.num_simulations
+        keep = imitations(len(self.y), self.y[0].numel()) > 0
         for part in self.theta.split(max(1, _ROWS_AT_ONCE // number)):
-            raw = simulator(part.repeat_interleave(number, dim=0))
-            summaries.append(self.proposal.summarise(raw).unflatten(0, (len(part), number)))
-            means.append(raw.unflatten(0, (len(part), number)).mean(1))
-        return torch.cat(summaries), torch.cat(means)
+            raw = simulator(part.repeat_interleave(number, dim=0)).unflatten(0, (len(part), number))
+            summaries.append(self.proposal.summarise(raw.flatten(0, 1)).unflatten(0, (len(part), number)))
+            means.append(raw.mean(1))
+            simulations += [raw] if keep else []
+        return torch.cat(summaries), torch.cat(means), torch.cat(simulations) if keep else None
 
     def start(self, name: str, rows: Tensor) -> WarmChain:
         """A warm start by name, fitted on some of the pairs."""
@@ -213,7 +217,10 @@ class Starts:
                 shift, y = fit.shift, fit.y
         effort = self.recipe.epochs / Recipe.default().epochs
         targets = self.x.mean(1) if self.x is not None and isinstance(self.proposal, SummaryProposal) else None
-        arguments = self.folds, self.replay, self.show, effort, shift, targets
+        likely = None
+        if shift is None and self.simulations is not None and self.replay is not None:
+            likely = likely_distortions(self.simulations, y, float(self.replay[1].std()))
+        arguments = self.folds, self.replay, self.show, effort, shift, targets, likely
         self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)
         return y
 

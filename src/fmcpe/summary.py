@@ -19,7 +19,7 @@ from fmcpe.adapters import DensityProposal, EnsembleProposal
 from fmcpe.calibrate import calibrate
 from fmcpe.members import stack, unstacked
 from fmcpe.proposal import Proposal
-from fmcpe.roughen import distort, draw_levels, roughness_of
+from fmcpe.roughen import Distortion, distort, draw_levels, roughness_of
 from fmcpe.shift import Shift
 from fmcpe.stacked import Stacked, Weights
 
@@ -65,7 +65,8 @@ GENTLY = Manner(
 
 _CLIP = 5.0
 _LOOKS = 20
-_MANY_PAIRS = 100
+_MANY_PAIRS, _MANY_NUMBERS = 100, 1000
+_IMITATED = 48
 _MOST_STEPS = 500
 
 
@@ -122,6 +123,7 @@ def tune(
     effort: float = 1.0,
     shift: Shift | None = None,
     targets: Tensor | None = None,
+    likely: Distortion | None = None,
 ) -> TunedProposal:
     """Fine-tune a member for each fold on the pairs outside it.
 
@@ -135,6 +137,7 @@ def tune(
         effort: Factor of the number of gradient steps.
         shift: What new observations go through before the members see them.
         targets: The mean summary of simulations at θ of each pair, (N, f), for the summary of its y to come close to.
+        likely: Distortions that make simulations look like y, some for each pair (`fmcpe.likeness`).
 
     Returns:
         All members as one posterior; member k has not seen fold k.
@@ -151,25 +154,28 @@ def tune(
     steps, batch, replayed = _budget(len(theta), y[0].numel(), manner)
     steps = max(4, round(effort * steps))  # a cycle of the learning rate has a few
     scale = float(y.std() if replay is None else replay[1].std())
+    replay = replay if manner.replays else None
+    imitated = 0 if likely is None or replay is None else imitations(len(theta), y[0].numel())
 
     def draw_batch() -> tuple[Tensor, ...]:
-        rows = torch.stack([index[torch.randint(len(index), (batch,))] for index in outside])
-        thetas, data = theta[rows], y[rows]
-        levels = torch.full((number, batch, 1), manner.level, device=y.device)
+        rows = _picked(outside, batch)
+        thetas, data = [theta[rows]], [y[rows]]
+        levels = [torch.full((number, batch + imitated, 1), manner.level, device=y.device)]
         matched = () if targets is None else (targets[rows],)
-        if replay is None or not manner.replays:
-            return thetas, data, levels, *matched
-        rows = torch.randint(len(replay[0]), (number, replayed), device=y.device)
-        old, old_levels = replay[1][rows], draw_levels(number * replayed, y.device)
-        if rough:
-            old = distort(old.flatten(0, 1), old_levels, scale).unflatten(0, (number, replayed))
-        old_levels = old_levels.unflatten(0, (number, replayed))
-        return (
-            torch.cat([thetas, replay[0][rows]], dim=1),
-            torch.cat([data, old], dim=1),
-            torch.cat([levels, old_levels], dim=1),
-            *matched,
-        )
+        if replay is not None:
+            again = torch.randint(len(replay[0]), (number, imitated + replayed), device=y.device)
+            old_levels = draw_levels(number * replayed, y.device)
+            like, old = replay[1][again].split([imitated, replayed], dim=1)
+            if likely is not None and imitated:  # each member by pairs that it may see
+                which = torch.randint(likely.noise.shape[1], (number * imitated,), device=y.device)
+                like = likely.rows((_picked(outside, imitated).flatten(), which))(like.flatten(0, 1))
+                data.append(like.unflatten(0, (number, imitated)))
+            if rough:
+                old = distort(old.flatten(0, 1), old_levels, scale).unflatten(0, (number, replayed))
+            thetas.append(replay[0][again])
+            data.append(old)
+            levels.append(old_levels.unflatten(0, (number, replayed)))
+        return torch.cat(thetas, dim=1), torch.cat(data, dim=1), torch.cat(levels, dim=1), *matched
 
     # folds differ by one pair at most: the shorter ones are filled up with a row that does not count
     rows = torch.stack([torch.cat([index, index[:1].expand(held_out - len(index))]) for index in inside])
@@ -206,6 +212,11 @@ def shifted(proposal: DensityProposal, theta: Tensor, y: Tensor, shift: Shift) -
     return alone
 
 
+def _picked(rows: Sequence[Tensor], number: int) -> Tensor:
+    """So many of each member's rows, at random, (K, number)."""
+    return torch.stack([index[torch.randint(len(index), (number,))] for index in rows])
+
+
 def _descend(
     members: Stacked,
     draw_batch: Callable[[], tuple[Tensor, ...]],
@@ -233,11 +244,16 @@ def _descend(
     return best
 
 
+def imitations(pairs: int, numbers: int) -> int:
+    """How many imitations of real data a step learns from, of pairs with so many numbers: none where pairs are enough."""
+    return _IMITATED if pairs < _MANY_PAIRS and numbers <= _MANY_NUMBERS else 0
+
+
 def _budget(pairs: int, numbers: int, manner: Manner) -> tuple[int, int, int]:
     """Gradient steps, and pairs and simulations per step: more pairs bear more training; images cost more per step."""
     steps = min(_MOST_STEPS, max(manner.steps, round(0.5 * pairs)))
-    if numbers > 1000:
+    if numbers > _MANY_NUMBERS:
         return steps, 24, 24
     if pairs < _MANY_PAIRS:
-        return round(1.5 * steps), 16 if pairs < 30 else 32, 16
+        return 2 * steps, 16 if pairs < 30 else 32, 16
     return steps, 48 if pairs < 500 else 64, 8
