@@ -15,7 +15,7 @@ from fmcpe.bench.fitting import build
 from fmcpe.bench.measure import measured, reference_draws
 from fmcpe.bench.plan import EXPERIMENTS, METHODS, PRESETS, WITHOUT_PAIRS, plan
 from fmcpe.bench.units import Evaluation, Unit, options
-from fmcpe.bench.work import BASE_FILE, load_base, perform
+from fmcpe.bench.work import BASE_FILE, _timed, load_base, perform
 from fmcpe.cli import main
 
 ALL = [(experiment, preset) for experiment in EXPERIMENTS for preset in PRESETS]
@@ -186,9 +186,33 @@ def test_some_methods_of_an_experiment_are_units_of_the_whole():
         plan("frontier", "quick", methods=["fmcpe", "nonsense"])
 
 
-def test_what_is_timed_is_the_recipe_as_it_is():
+def test_what_is_timed_is_the_recipe_as_it_is_or_some_of_its_epochs():
     assert {dict(unit.recipe).get("epochs") for unit in plan("main", "quick") if unit.method == "fmcpe-paper"} == {200}
-    assert all(not unit.recipe for unit in plan("timing", "quick"))
+    assert all(not unit.recipe for unit in plan("timing", "paper"))
+    recipes = {unit.method: dict(unit.recipe) for unit in plan("timing", "quick")}
+    assert {method for method, changed in recipes.items() if changed} == {"fmcpe-paper"}
+    assert recipes["fmcpe-paper"] == {"epochs": 40}
+
+
+def test_epochs_that_are_not_timed_take_as_long_as_those_that_are(monkeypatch):
+    """A fit of 5 seconds and 0.1 for each epoch, timed over 40 of 400 epochs, takes 45 seconds."""
+    clock = [0.0]
+    monkeypatch.setattr("fmcpe.bench.work.time.perf_counter", lambda: clock[0])
+
+    class Posterior:
+        def sample_batched(self, *_, **__):
+            clock[0] += 1.0
+
+    def fit(unit, *_):
+        clock[0] += 5 + 0.1 * dict(unit.recipe).get("epochs", 400)
+        return Posterior()
+
+    monkeypatch.setattr("fmcpe.bench.fitting.fitted", fit)
+    units = {unit.method: unit for unit in plan("speed", "quick", ["gaussian"]) if unit.pairs == 200}
+    times = {method: _timed(unit, tasks.get("gaussian"), None) for method, unit in units.items()}
+    assert times["fmcpe-paper"]["timed_seconds"] == pytest.approx(9.0)
+    assert times["fmcpe-paper"]["fit_seconds"] == times["fmcpe"]["fit_seconds"] == pytest.approx(45.0)
+    assert times["fmcpe"]["inference_seconds"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("experiment", ["prior", "independence"])

@@ -259,6 +259,31 @@ def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
     assert choose(harmless | {"prior": Evidence(0.9 * torch.ones(40))}, 40) == "prior"
 
 
+def test_in_doubt_few_pairs_speak_for_fine_tuning_where_there_is_no_such_regression():
+    """A regression that is lucky on ten pairs is often far off on the eleventh."""
+    noise = torch.tensor([1.0, -1.0]).repeat(30)
+
+    def evidence(pairs, moved):
+        means = {"prior": 3.0, "uncorrected": 2.0, "x-only": moved, "tuned": 1.0}
+        return {
+            name: Evidence(mean + (0.5 * noise[:pairs] if name == "x-only" else torch.zeros(pairs)))
+            for name, mean in means.items()
+        }
+
+    assert choose(evidence(12, 0.9), 12) == "tuned"
+    assert choose(evidence(12, 0.5), 12) == "x-only"
+    assert choose(evidence(40, 0.95), 40) == "x-only"  # more pairs speak for themselves
+
+
+def test_few_pairs_do_not_bear_a_step_on_top_of_a_move(base):
+    theta = PRIOR.sample((40,))
+    for number, way, other in ((12, "x-only", "moved"), (40, "moved", "x-only")):
+        y = simulate(theta[:number]) + torch.tensor([3.0, -6.0, 2.0])
+        posterior = FMCPE(base, simulate).fit(theta[:number], y, seed=0, show_progress_bars=False)
+        assert f"evidence_{way}" in posterior.history
+        assert f"evidence_{other}" not in posterior.history
+
+
 def test_left_out_energy_scores_prefer_the_truth():
     truth = torch.randn(200, 2)
     right, wide = truth[:, None] * 0 + torch.randn(200, 64, 2), 3 * torch.randn(200, 64, 2)
