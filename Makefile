@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast smoke results lint format types docs bench clean
+.PHONY: help demo test test-fast smoke results results-tunnels lint format types docs bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -39,6 +39,11 @@ results: $(VENV)/.installed ## Run every experiment with the quick preset into d
 	$(BIN)/fmcpe bench run all --preset quick --out fmcpe-quick
 	$(BIN)/fmcpe bench report --preset quick --out fmcpe-quick --keep docs/results
 
+results-tunnels: $(VENV)/.installed-dev ## The same for the stand-ins of both tunnels, accuracy and speed (several hours)
+	$(BIN)/fmcpe bench run frontier --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
+	$(BIN)/fmcpe bench run speed --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
+	$(BIN)/fmcpe bench report --preset quick --out fmcpe-tunnels --keep docs/results/tunnels
+
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,4 +66,4 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/harm.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels
