@@ -104,3 +104,18 @@ def test_series_of_one_channel_are_standardised():
     seen = base.posterior_estimator.embedding_net[0](5 + 100 * image(PRIOR.sample((1000,))))
     assert float(seen.mean()) == pytest.approx(0, abs=0.1)
     assert 0.5 < float(seen.std()) < 2
+
+
+def test_data_on_a_baseline_are_not_roughened():
+    """A gain would multiply what lies below the signal, too, and drown it; asked for, it is done all the same."""
+    prior = torch.distributions.Independent(torch.distributions.Uniform(torch.zeros(1), torch.ones(1)), 1)
+
+    def simulate(theta):
+        return 300 + theta + 0.1 * torch.randn(len(theta), 8)
+
+    for roughen, expected in ((None, False), (True, True)):
+        net = torch.nn.Linear(8, 4)
+        base = fmcpe.train_npe(
+            simulate, prior, 200, net, seed=0, max_num_epochs=1, roughen=roughen, show_progress_bars=False
+        )
+        assert (roughness_of(base.posterior_estimator) is not None) == expected

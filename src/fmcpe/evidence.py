@@ -77,8 +77,11 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     # what Bayes' rule does not know is computed, not guessed from the same few pairs, and fine-tuning stays near what the
     # simulator taught; another way that seems better on ten pairs is often far worse on the eleventh, outside all of them
     careful = next((name for name in (SHARED, "inverted", *(["tuned"] if few else [])) if name in evidence), best)
-    if not evidence[best].beats(evidence[careful], 2.0 if few else 1.0):
+    enough = 1.0 if few else 2.0
+    if evidence[careful].beats(evidence["uncorrected"], enough) and not evidence[best].beats(
+        evidence[careful], 2.0 if few else 1.0
+    ):
         best = careful
     # the best of several is lucky, but of few pairs no more than one standard error can be asked
-    kept = best if evidence[best].beats(evidence["uncorrected"], 1.0 if few else 2.0) else "uncorrected"
+    kept = best if evidence[best].beats(evidence["uncorrected"], enough) else "uncorrected"
     return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR

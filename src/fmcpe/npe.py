@@ -24,7 +24,7 @@ from torch.distributions import Distribution
 from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.networks import WithoutWeights, embedding_width, has_weights
-from fmcpe.roughen import distort, draw_levels, made_aware, roughness_of
+from fmcpe.roughen import distort, draw_levels, made_aware, on_a_baseline, roughness_of
 from fmcpe.simulations import simulate as run_simulator
 from fmcpe.training import Training, train
 
@@ -44,6 +44,7 @@ class FlowSize:
     num_bins: int = 10
 
 
+_LOOKED_AT = 1000
 _MAX_BYTES = 2**30
 """Simulations that need more memory than this are not kept."""
 
@@ -156,7 +157,8 @@ def train_npe(
         clip_max_norm: Largest gradient norm.
         roughen: Whether part of the simulations are distorted at random, and the network is told how much
             (`fmcpe.roughen`): its summary then survives misspecification, and it answers as sharply as before where it is
-            told that nothing is distorted, which is the rule. By default where there is an `embedding_net` with weights.
+            told that nothing is distorted, which is the rule. By default where there is an `embedding_net` with weights, and
+            data do not lie on a baseline that is large against their standard deviation, which a gain would only shake.
         flow: Size of the flow.
         device: Where to train.
         show_progress_bars: Whether to show progress once training takes more than two seconds.
@@ -175,7 +177,10 @@ def train_npe(
                 "roughen=True came without an embedding_net that has weights; a summary that can learn to survive distortions "
                 "was expected. Pass embedding_net=, a network to (B, features), or leave roughen out."
             )
-        if embedding_net is not None and roughen is not False:
+        if roughen is None:
+            with seeded(0):  # simulations on demand draw: a look at them must not shift the noise of what follows
+                roughen = not on_a_baseline(x[:_LOOKED_AT])
+        if embedding_net is not None and roughen:
             embedding_width(embedding_net, tuple(x.shape[1:]))
             embedding_net = made_aware(embedding_net)
         return fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)

@@ -24,6 +24,7 @@ GAIN, OFFSET, NOISE = 2.0, 0.3, 0.2
 
 _WAVES = 8
 _SHARE_CLEAN = 0.3
+_BASELINE = 3.0
 
 
 class RoughnessAware(nn.Module):
@@ -67,6 +68,11 @@ def roughness_of(module: nn.Module) -> RoughnessAware | None:
     return next((m for m in module.modules() if isinstance(m, RoughnessAware)), None)
 
 
+def on_a_baseline(x: Tensor) -> bool:
+    """Whether data lie so far from zero, for their size, that a gain would change nothing but where they lie."""
+    return bool(x.mean().abs() > _BASELINE * x.std())
+
+
 def draw_levels(number: int, device: torch.device | None = None) -> Tensor:
     """Levels for training, (B, 1): some are 0, the others in (0, 1), small ones more often than large."""
     level = torch.rand(number, 1, device=device) ** 1.5
@@ -84,9 +90,8 @@ class Distortion(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Data (B, ...) distorted, with fresh noise."""
         out = x.clone()
-        for (
-            curve
-        ) in self.log_gain:  # one axis at a time, in place: of a large image, most of the time goes into moving memory
+        # one axis at a time, in place: of a large image, most of the time goes into moving memory
+        for curve in self.log_gain:
             out *= curve.exp()
         for curve in self.offset:
             out += curve
@@ -127,7 +132,7 @@ def smooth_axes(x: Tensor) -> list[int]:
 
 
 def _smooth(x: Tensor) -> list[Tensor]:
-    """A random curve for each row, along its longest axis or along both of an image: their sum has about unit size."""
+    """A random curve for each row, along its last axis or along both of an image: their sum has about unit size."""
     axes, curves = smooth_axes(x), []
     for axis in axes:
         waves = min(_WAVES, x.shape[axis])

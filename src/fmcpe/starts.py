@@ -18,6 +18,7 @@ from fmcpe.likeness import likely_distortions
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
+from fmcpe.roughen import on_a_baseline
 from fmcpe.shift import fit_shift
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
@@ -218,7 +219,12 @@ class Starts:
         effort = self.recipe.epochs / Recipe.default().epochs
         targets = self.x.mean(1) if self.x is not None and isinstance(self.proposal, SummaryProposal) else None
         likely = None
-        if shift is None and self.simulations is not None and self.replay is not None:
+        if (
+            shift is None
+            and self.simulations is not None
+            and self.replay is not None
+            and not on_a_baseline(self.replay[1])
+        ):
             likely = likely_distortions(self.simulations, y, float(self.replay[1].std()))
         arguments = self.folds, self.replay, self.show, effort, shift, targets, likely
         self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)

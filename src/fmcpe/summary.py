@@ -187,7 +187,8 @@ def tune(
         return float(members(theta[rows], y[rows], levels)[counts].mean())
 
     rate = manner.rate if len(theta) < _MANY_PAIRS else manner.rate_of_many
-    best = _descend(members, draw_batch, left_out_loss, steps, rate, show_progress_bars)
+    # imitations keep members from learning few pairs by heart, and of what these say early on of stopping, most is luck
+    best = _descend(members, draw_batch, left_out_loss, steps, rate, show_progress_bars, patient=imitated > 0)
     tuned: list[DensityProposal] = []
     for member in members.members(best):
         posterior = copy.deepcopy(proposal.posterior)  # of sbi's posteriors, a shallow copy shares the network
@@ -224,12 +225,13 @@ def _descend(
     steps: int,
     rate: float,
     show_progress_bars: bool,
+    patient: bool,
 ) -> Weights:
-    """One cycle of the learning rate; the weights that are best on left-out pairs come back."""
+    """One cycle of the learning rate; weights come back that are best on left-out pairs, if `patient` in its second half."""
     weights = list(members.weights.values())
     optimiser = torch.optim.Adam(weights, lr=rate, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps, pct_start=0.1)
-    lowest, best = left_out_loss(), members.snapshot()
+    lowest, best = torch.inf if patient else left_out_loss(), members.snapshot()
     bar = tqdm(range(steps), desc="moving the summary", delay=2, disable=not show_progress_bars, leave=False)
     for step in bar:
         optimiser.zero_grad()
@@ -237,7 +239,7 @@ def _descend(
         members.clip(_CLIP)
         optimiser.step()
         schedule.step()
-        if (step + 1) % max(1, steps // _LOOKS) == 0:
+        if (step + 1) % max(1, steps // _LOOKS) == 0 and (not patient or 2 * step >= steps):
             validated = left_out_loss()
             if validated < lowest:
                 lowest, best = validated, members.snapshot()

@@ -11,7 +11,7 @@ import numpy as np
 from fmcpe.bench import paper
 from fmcpe.bench.results import Results, missing, number
 from fmcpe.bench.table import Table
-from fmcpe.bench.tables import sets_note, so_far
+from fmcpe.bench.tables import SOME_EPOCHS, sets_note, so_far
 from fmcpe.bench.units import titled
 
 Range = tuple[float | None, float | None]
@@ -126,8 +126,7 @@ def speed_table(results: Results) -> Table:
     ]  # fmt: skip
     note = so_far(results, "speed") + (
         "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. Inference: one draw for each "
-        "of many observations. Where the preset times some epochs of the paper's recipe alone, which are all alike, the others "
-        "are taken to last as long."
+        f"of many observations. {SOME_EPOCHS}"
     )
     return Table("speed", "Speed of the default recipe", header, rows, note)
 
