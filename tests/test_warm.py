@@ -251,7 +251,11 @@ def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
     # half of the draws each, where ten pairs cannot tell it from shifted data
     shifted = {"shifted": Evidence(1.1 + 0.5 * noise[:12])}
     assert cannot_be_told_apart(evidence(12, 1.5) | shifted, 12)
-    assert not cannot_be_told_apart(evidence(12, 1.5) | {"shifted": Evidence(1.4 + 0.5 * noise[:12])}, 12)
+    assert cannot_be_told_apart(evidence(12, 1.5) | {"shifted": Evidence(1.4 + 0.5 * noise[:12])}, 12)
+    assert not cannot_be_told_apart(evidence(12, 1.5) | {"shifted": Evidence(1.5 + 0.5 * noise[:12])}, 12)
+    # shifted data that are hardly better than the prior have no share
+    unsure = {"shifted": Evidence(1.1 + 0.5 * noise[:12]), "prior": Evidence(1.3 * torch.ones(12))}
+    assert not cannot_be_told_apart(evidence(12, 1.5) | unsure, 12)
     assert not cannot_be_told_apart(evidence(40, 1.5) | {"shifted": Evidence(1.01 + 0.5 * noise[:40])}, 40)
     assert choose(evidence(12, 1.5) | shifted | {"shared": Evidence(torch.ones(12))}, 12) == "shared"
     harmless = {name: Evidence(torch.ones(40)) for name in ("uncorrected", "moved", "inverted")}

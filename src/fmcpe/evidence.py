@@ -56,12 +56,14 @@ def left_out(draws: Tensor, truth: Tensor) -> Evidence:
 def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:
     """Whether so few pairs leave it open which is better: Bayes' rule, without the simulator, or shifted data, with it.
 
-    Both are wrong then, but in different ways, where pairs are missing: half of the draws each is better than either.
+    Both are wrong then, but in different ways, where pairs are missing: half of the draws each is better than either. Shifted
+    data that say hardly more than the prior does get no share.
     """
     if pairs >= FEWEST_FOR_FLOWS or not {"inverted", "shifted"} <= evidence.keys():
         return False
     inverted, shifted = evidence["inverted"], evidence["shifted"]
-    return not inverted.beats(shifted, 1.5) and not shifted.beats(inverted, 2.0)
+    informed = shifted.beats(evidence[PRIOR], 2.0)
+    return informed and not inverted.beats(shifted, 3.0) and not shifted.beats(inverted, 2.0)
 
 
 def is_informed(kept: Evidence, prior: Evidence) -> bool:
