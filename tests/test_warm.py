@@ -515,7 +515,7 @@ def test_a_stretched_member_has_the_density_of_its_draws(base_with_embedding):
 def test_fewer_epochs_are_fewer_steps_of_fine_tuning(base_with_embedding, always_tuned, monkeypatch):
     taken = []
     descend = summary._descend
-    monkeypatch.setattr(summary, "_descend", lambda *a: taken.append(a[3]) or descend(*a))
+    monkeypatch.setattr(summary, "_descend", lambda *a, **k: taken.append(a[3]) or descend(*a, **k))
     theta = PRIOR.sample((12,))
     for epochs in (200, 20):
         method = FMCPE(base_with_embedding, simulate, recipe=Recipe(epochs=epochs))
