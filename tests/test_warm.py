@@ -277,6 +277,9 @@ def test_in_doubt_few_pairs_speak_for_fine_tuning_where_there_is_no_such_regress
     assert choose(evidence(12, 0.9), 12) == "tuned"
     assert choose(evidence(12, 0.5), 12) == "x-only"
     assert choose(evidence(40, 0.95), 40) == "x-only"  # more pairs speak for themselves
+    # what does not help itself does not take the place of what does
+    unsure = {"x-only": Evidence(0.7 * torch.ones(12)), "tuned": Evidence(2.1 + 3 * noise[:12])}
+    assert choose(evidence(12, 0.7) | unsure, 12) == "x-only"
 
 
 def test_few_pairs_do_not_bear_a_step_on_top_of_a_move(base):
