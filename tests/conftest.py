@@ -100,9 +100,8 @@ def posteriors(base, base_with_embedding, pairs):
                 fit.gain_of_inversion()
                 fit._sizes = [fit._sizes[0], fit._sizes[0]._replace(degree=2)]
             draws = None if name == "shared" else fit.left_out_draws(name)
-            chain = fit.final(name)
-            if draws is not None and name != kind:
-                chain.set_flows(refine(draws, fit.z, fit.features, fit.folds, recipe)[0])
+            refined = draws is not None and name != kind
+            chain = fit.final(name, refine(draws, fit.z, fit.features, fit.folds, recipe)[0] if refined else ())
         return CorrectedPosterior(chain.eval(), recipe, kind.replace(" with", ","), {"seconds": [0.0]}, 30)
 
     def get(kind):

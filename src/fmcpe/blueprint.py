@@ -144,7 +144,7 @@ def describe_base(proposal: Proposal) -> tuple[dict[str, Any], dict[str, Tensor]
         says, tensors = describe_base(proposal.base)
         regressions = says.get("inverted", [])
         tensors |= {f"forward.{len(regressions)}.{k}": v for k, v in proposal.forward.state_dict().items()}
-        one = {"size": proposal.forward.size._asdict(), "share": proposal.share}
+        one = {"size": proposal.forward.size._asdict(), "share": proposal.share, "asks_base": proposal.asks_base}
         return says | {"inverted": [*regressions, one]}, tensors | {"pool": proposal.pool}
     support = describe_prior(proposal.prior)
     if support is not None:
@@ -203,7 +203,7 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         together = build_base(manifest | {"base": says}, tensors, posterior, path).summarised()
         for number, one in enumerate(manifest["base"]["inverted"]):
             forward = _build_forward(Size(**one["size"]), manifest, under(tensors, f"forward.{number}."))
-            together = InvertedProposal(forward, together, tensors["pool"], one["share"])
+            together = InvertedProposal(forward, together, tensors["pool"], one["share"], one.get("asks_base", True))
         return together
     base = manifest["base"]
     support = None if base["support"] is None else build_prior(base["support"], under(tensors, "support."))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose, left_out
-from fmcpe.forward import FEWEST_PAIRS
+from fmcpe.networks import VelocityField
 from fmcpe.refine import refine
+from fmcpe.sizes import FEWEST_PAIRS
 from fmcpe.starts import Starts
 from fmcpe.summary import can_be_tuned
 from fmcpe.warm import WarmChain
@@ -63,7 +64,7 @@ class CrossFit:
             draws[SHARED] = torch.where(half, draws["inverted"], draws["shifted"])
             evidence[SHARED] = left_out(draws[SHARED], starts.z)
         kept = choose(evidence, starts.distinct)
-        chain = starts.final(kept)
+        flows: Sequence[VelocityField] = ()
         _warn_of_little_information(kept, evidence, starts.distinct)
         if kept != PRIOR and stages != "x-only" and starts.distinct >= FEWEST_FOR_FLOWS:
             refined = f"{kept}, flows"
@@ -72,11 +73,11 @@ class CrossFit:
                 evidence[refined] = left_out(carried, starts.z)
             # they were stopped by the very pairs that are their evidence: one standard error would come too easily
             if evidence[refined].beats(evidence[kept], 2.0):
-                chain.set_flows(members)
-                kept = refined
+                flows = members
+        chain = starts.final(kept, flows)
         history = {f"evidence_{name}": [value.mean] for name, value in evidence.items()}
         history |= {f"seconds_{name}": [value] for name, value in self.seconds.items()}
-        return chain, kept, history
+        return chain, f"{kept}, flows" if flows else kept, history
 
     def _ways(self, stages: str) -> Iterator[str]:
         """What competes; the prior and the uncorrected posterior always do."""

@@ -6,36 +6,16 @@ the same way. Few pairs cannot find these among all products; simulations, of wh
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from functools import reduce
-from itertools import combinations_with_replacement
-
 import torch
 from torch import Tensor
+
+from fmcpe.polynomials import Powers, count
 
 DEGREE = 3
 MOST_FEATURES = 300
 _MOST_SHOWN, _LEAST_SHARE = 3, 0.02
+_SKETCH = 32
 _LEAST_EXPLAINED, _LEAST_BENT = 0.5, 0.02
-
-
-def terms_of(parameters: int, degree: int) -> list[Tensor]:
-    """Which factors each power or product has, by degree from one: tensors (terms, factors)."""
-    return [torch.tensor(list(combinations_with_replacement(range(parameters), k))) for k in range(1, degree + 1)]
-
-
-def powers(u: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """Powers and products of standardised θ, (B, p) -> (B, F)."""
-    if len(terms) == 1:
-        return u
-    factors = ([u[:, factor] for factor in index.unbind(1)] for index in terms)
-    return torch.cat([reduce(torch.mul, each) for each in factors], dim=1)
-
-
-def count(parameters: int, degree: int) -> int:
-    """How many powers and products there are."""
-    return math.comb(parameters + degree, degree) - 1
 
 
 def emulate(u: Tensor, x: Tensor) -> Tensor | None:
@@ -51,10 +31,11 @@ def emulate(u: Tensor, x: Tensor) -> Tensor | None:
     if count(u.shape[1], DEGREE) > min(MOST_FEATURES, len(u) // 4):
         return None
     flat = x.flatten(1)
-    centred = (flat - flat.mean(0)).double()
-    left, size, _ = torch.svd_lowrank(centred, q=min(_MOST_SHOWN, *centred.shape), niter=4)
-    shown = left[:, size.square() > _LEAST_SHARE * centred.square().sum()] * len(u) ** 0.5
-    features = powers(u, terms_of(u.shape[1], DEGREE)).double()
+    centred = flat - flat.mean(0)
+    left, size, _ = torch.svd_lowrank(centred, q=min(_SKETCH, *centred.shape), niter=1)
+    large = size[:_MOST_SHOWN].square() > _LEAST_SHARE * centred.square().sum()
+    shown = left[:, :_MOST_SHOWN][:, large].double() * len(u) ** 0.5
+    features = Powers(u.shape[1], DEGREE)(u).double()
     coefficients, left_over = _regressed(features, shown)
     _, not_straight = _regressed(u.double(), shown)
     useful = (left_over < 1 - _LEAST_EXPLAINED) & (not_straight - left_over > _LEAST_BENT)

@@ -7,34 +7,24 @@ A pair says what reality makes of a θ, with no simulator in between. Where that
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
 posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and how far they
 are believed to be off independently are those with which left-out θ are best told from draws of the prior; a factor of the
-variance, for what no polynomial describes, is a mean over several, by how well each tells them. Where
+variance, for what no polynomial describes, is a mean over several, by how well each tells them (`fmcpe.sizes`). Where
 data have a random phase, the regression finds nothing, and the evidence throws it away.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fmcpe.emulator import DEGREE, MOST_FEATURES, count, emulate, powers, terms_of
+from fmcpe.emulator import DEGREE, emulate
 from fmcpe.networks import SERIES_FROM
+from fmcpe.polynomials import Powers, count
 from fmcpe.source import LARGEST_LEVERAGE, Ridge, fit_ridge, log_volume
 from fmcpe.spaces import FlatStandardiser, Standardiser
 
-FEWEST_PAIRS = 8
-"""Pairs from which a regression is tried."""
-
-_DEGREES = (1, 2, 3)
-_DIRECTIONS = (3, 6, 12, 24)
-_WIDENINGS = tuple(1.25**k for k in range(10))
 _MOST_DIRECTIONS = 64
-_HOPELESS, _FEW = 0.2, 30
-"""Nats below which no belief or widening makes a regression say enough, unless pairs are few."""
-_BELIEFS = (0.1, 1.0, 3.0)
 
 
 class Size(NamedTuple):
@@ -69,10 +59,11 @@ class Forward(nn.Module):
     def __init__(self, parameters: int, numbers: int, size: Size) -> None:
         super().__init__()
         self.size = size
-        self.terms = terms_of(parameters, size.degree)
-        self.shown_terms = terms_of(parameters, DEGREE) if size.shown else []
-        features = count(parameters, size.degree) + size.shown
-        self.register_buffer("shown", torch.zeros(sum(map(len, self.shown_terms)), size.shown))
+        own = count(parameters, size.degree)
+        # those of the lower degree come first
+        self.all_powers = Powers(parameters, max(size.degree, DEGREE) if size.shown else size.degree)
+        features, shown = own + size.shown, count(parameters, DEGREE) if size.shown else 0
+        self.register_buffer("shown", torch.zeros(shown, size.shown))
         self.theta_scale = Standardiser(torch.zeros(2, parameters))
         self.feature_scale = Standardiser(torch.zeros(2, features))
         self.data_scale = FlatStandardiser(torch.zeros(2, numbers))
@@ -101,9 +92,11 @@ class Forward(nn.Module):
 
     def powers(self, u: Tensor) -> Tensor:
         """Powers and products of standardised θ, and what the simulator shows there on average, (B, F)."""
+        powers = self.all_powers(u)
         if not self.size.shown:
-            return powers(u, self.terms)
-        return torch.cat([powers(u, self.terms), powers(u, self.shown_terms) @ self.shown], dim=1)
+            return powers
+        own = len(self.feature_scale.mean) - self.size.shown
+        return torch.cat([powers[:, :own], powers[:, : len(self.shown)] @ self.shown], dim=1)
 
     def expect(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """What is seen at θ on average, (B, q), and the factor of its variance for what the regression does not know, (B,)."""
@@ -112,14 +105,21 @@ class Forward(nn.Module):
 
     @torch.no_grad()
     def expecting(self) -> Expectation:
-        """`expect` with all that is affine in it made one matrix: for asking it often."""
-        ridge, scale = self.ridge, self.feature_scale
+        """`expect` with all that is affine in it made one matrix, and its slopes another: for asking it often."""
+        ridge, scale, u_scale = self.ridge, self.feature_scale, self.theta_scale
         values, vectors = torch.linalg.eigh(ridge.gram_inverse.double())
         root = (vectors * values.clamp_min(0.0).sqrt()).to(ridge.weight)
         matrix = torch.cat([ridge.weight @ self.whitening, root], dim=1)
         offset = torch.cat([ridge.bias @ self.whitening, torch.zeros_like(ridge.centre)])
         offset = offset - (scale.mean / scale.std + ridge.centre) @ matrix
-        return Expectation(self, matrix / scale.std[:, None], offset)
+        matrix = matrix / scale.std[:, None]
+        if self.size.shown:  # what is shown is a polynomial, too
+            own, shown = matrix.tensor_split([len(matrix) - self.size.shown])
+            matrix = own.new_zeros(len(self.all_powers.terms), own.shape[1])
+            matrix[: len(own)] += own
+            matrix[: len(self.shown)] += self.shown @ shown
+        slopes = self.all_powers.slopes().to(matrix) @ matrix[:, : self.size.directions] / u_scale.std[:, None, None]
+        return Expectation(self, matrix, offset, slopes[:, 1:].transpose(0, 1).flatten(1), slopes[:, 0].flatten())
 
     def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
         """Student's t: what is left of a normal distribution whose coefficients and covariance the pairs have to tell, too.
@@ -160,21 +160,26 @@ class Expectation(NamedTuple):
     forward: Forward
     matrix: Tensor
     offset: Tensor
+    slope_matrix: Tensor
+    slope_offset: Tensor
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """As `Forward.expect`."""
-        out = torch.addmm(self.offset, self._powers(theta), self.matrix)
-        mean, spread = out.tensor_split([self.forward.size.directions], dim=1)
+        return self._expected(self._powers(theta))
+
+    def with_slopes(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and how what is seen on average changes with θ: (B, p, q)."""
+        powers = self._powers(theta)
+        slopes = torch.addmm(self.slope_offset, powers, self.slope_matrix)
+        return *self._expected(powers), slopes.unflatten(1, (theta.shape[1], self.forward.size.directions))
+
+    def _expected(self, powers: Tensor) -> tuple[Tensor, Tensor]:
+        mean, spread = torch.addmm(self.offset, powers, self.matrix).tensor_split([self.forward.size.directions], dim=1)
         leverage = spread.square().sum(-1).clamp_max(LARGEST_LEVERAGE) + 1 / self.forward.ridge.count
         return mean, self.forward.size.widening * (1 + leverage)
 
-    def mean(self, theta: Tensor) -> Tensor:
-        """The first of the two."""
-        directions = self.forward.size.directions
-        return torch.addmm(self.offset[:directions], self._powers(theta), self.matrix[:, :directions])
-
     def _powers(self, theta: Tensor) -> Tensor:
-        return self.forward.powers(self.forward.theta_scale(theta))
+        return self.forward.all_powers(self.forward.theta_scale(theta))
 
 
 class Coordinates(NamedTuple):
@@ -251,71 +256,3 @@ def fit_forward(theta: Tensor, data: Tensor, where: Coordinates, size: Size, lea
 def leading_directions(data: Tensor) -> Tensor:
     """Orthonormal directions in which rows (N, r) differ, most first: (r, min(N, r))."""
     return torch.linalg.svd(data - data.mean(0), full_matrices=False)[2].T
-
-
-def choose_size(
-    theta: Tensor, data: Tensor, where: Coordinates, prior_theta: Tensor, folds: Tensor, shown: int = 0
-) -> tuple[Size, float]:
-    """The size with which left-out θ are best told from draws of the prior, given y.
-
-    Args:
-        theta: Physical parameters of the pairs, (N, p).
-        data: Their observations in these coordinates, (N, r).
-        where: The coordinates.
-        prior_theta: Draws of the prior, (M, p).
-        folds: The fold of each pair, (N,), from 0 to K - 1: those of one fold are left out together.
-        shown: How many numbers that the simulator shows are features beside θ, in place of its powers.
-
-    Returns:
-        The size, and how much more it says of a left-out θ than a guess does: the mean gain in log probability, in nats.
-    """
-    parts = [(folds == k, folds != k) for k in range(int(folds.max()) + 1)]
-    leading = [leading_directions(data[outside]) for _, outside in parts]
-
-    def gains(size: Size, widenings: Sequence[float]) -> dict[Size, float]:
-        """The mean gain with each widening."""
-        found = dict.fromkeys((size._replace(widening=factor) for factor in widenings), 0.0)
-        for (inside, outside), directions in zip(parts, leading, strict=True):
-            forward = fit_forward(theta[outside], data[outside], where, size, directions)
-            seen, (mean, factor) = forward.see_reduced(data[inside], where), forward.expect(theta[inside])
-            others, other_factor = forward.expect(prior_theta)
-            distance, other_distance = (seen - mean).square().sum(-1), forward.distances(others, seen)
-            for wide in found:
-                true = forward.log_likelihood(distance, wide.widening * factor)[:, None]
-                rest = forward.log_likelihood(other_distance, wide.widening * other_factor)
-                found[wide] += float((true[:, 0] - torch.cat([true, rest], dim=1).logsumexp(1)).sum())
-        return {wide: total / len(data) + math.log(1 + len(prior_theta)) for wide, total in found.items()}
-
-    # one after the other: the degree, with a middling number of directions; that number; the belief; the widening
-    pairs, parameters = min(int(outside.sum()) for _, outside in parts), theta.shape[1]
-    numbers = _numbers_of_directions(pairs, data.shape[1], parameters)
-    degrees = [1] if shown else _degrees(parameters, len(data))
-    size = _best([Size(degree, numbers[len(numbers) // 2], shown=shown) for degree in degrees], gains)
-    size = _best([size._replace(directions=number) for number in numbers], gains)
-    if pairs > _FEW and (gain := gains(size, (1.0,))[size]) < _HOPELESS:
-        return size, gain
-    size = _best([size._replace(belief=belief) for belief in _BELIEFS], gains)
-    found = gains(size, _WIDENINGS)
-    weights = (len(data) * torch.tensor([found[wide] for wide in found])).softmax(0)
-    widening = math.exp(float(weights @ torch.tensor([wide.widening for wide in found]).log()))
-    return size._replace(widening=widening), max(found.values())
-
-
-def _best(sizes: Sequence[Size], gains: Callable[[Size, Sequence[float]], dict[Size, float]]) -> Size:
-    return max(sizes, key=lambda size: gains(size, (1.0,))[size])
-
-
-def _numbers_of_directions(pairs: int, numbers: int, parameters: int) -> list[int]:
-    """How many directions so many pairs and numbers allow, not fewer than there are parameters to be told.
-
-    All numbers of a short vector are a choice too.
-    """
-    most = max(1, min(numbers, pairs - 2))
-    choices = (*_DIRECTIONS, *((numbers,) if numbers <= _DIRECTIONS[-1] else ()))
-    return sorted({max(min(q, most), min(parameters, most)) for q in choices})
-
-
-def _degrees(parameters: int, pairs: int) -> list[int]:
-    """Degrees that so many pairs allow."""
-    most = min(MOST_FEATURES, pairs / 2)
-    return [degree for degree in _DEGREES if degree == 1 or count(parameters, degree) <= most]

@@ -4,7 +4,7 @@ r"""Bayes' rule for a regression of data on θ: \( p(\theta | y) \propto p(y | \
     uphill:    where β < 1, Newton's steps from several of them to where the posterior is high; θ_0 is then drawn from normals
                around these, by weight, so that each mode has its share
     Metropolis steps:  z' = z + γ (z_a - z_b), a and b two more of the pool, picked likewise, in turn with steps to a draw of
-               the posterior of the regression made straight at z
+               the posterior of the regression made straight at z, or where that is wide a part of the way
 
 The difference of two draws of the pool knows the posterior's shape, bent or correlated as it may be, and needs no tuning; where
 the posterior is far narrower than the pool is fine, Newton's steps land in it at once. Where the pool is fine enough, β
@@ -14,7 +14,6 @@ is 1, and the draws are exact but for the pool's size. All rows take their steps
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from fmcpe._random import seeded
 from fmcpe.forward import Forward
 from fmcpe.normals import Normals
 from fmcpe.proposal import Proposal
-from fmcpe.spaces import ParameterSpace
+from fmcpe.surface import Surface
 
 POOL = 4096, 8192
 """Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
@@ -32,18 +31,17 @@ POOL = 4096, 8192
 _FEW_DRAWS, _SMALL_POOL, _FEW_ROWS = 8, 512, 1000
 """Where an observation has fewer draws than this, a part of the pool is asked, another one for every so many rows: looking
 through all of it would be most of the work."""
-_STEPS, _FEWEST_STEPS, _FEWEST_OF_LINE, _HOLD, _FRESH = 12, 6, 4, 0.8, 0.98
-"""Metropolis steps; after the fewest (fewer where data go straight with θ, and there is usually one mode) they end, if of the
-last steps all the way to another draw this share was accepted, and so many rows have taken one."""
+_HOLDS, _ENOUGH, _FRESH = (0.0, 10.0), 0.8, 0.98
+"""Rounds of Metropolis steps, by how firmly draws are held; after one without any hold they end, if of its steps the first
+share was accepted, and the second of the rows have taken one."""
 _CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
 """Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
-_CLIMBERS, _CLIMBERS_OF_LINE, _FITS = (4, 64), (2, 8), 0.1
-"""How many start for one observation, at least and at most, and likewise where data go straight with θ; the share of draws
-around them that has to count."""
+_CLIMBERS, _CLIMBERS_OF_LINE = (4, 48), (2, 8)
+"""How many start for one observation, at least and at most, and likewise where data go straight with θ."""
+_TRIED, _FITS, _HELD = 6, 0.01, 30.0
+"""Draws around them for each that is wanted, the share of these that has to count, and how firmly every other is held."""
 _COUNTED, _GAP = 32, 3.0
 """β: so many draws of the pool are within a factor of e to this of the most likely one."""
-_SCALES = torch.tensor([1.0, 1.0, 0.4])
-_DIFFERENCE = 1e-3
 _ROWS = 2000
 """Rows at a time."""
 _FOR_EVIDENCE, _WIDER = 512, 1.5
@@ -53,28 +51,24 @@ _FOR_EVIDENCE, _WIDER = 512, 1.5
 class InvertedProposal(Proposal):
     """The posterior of a regression of real data on θ.
 
-    It is a function of what the regression sees of the data, and of what the base posterior sees of them: (q + f,).
+    It is a function of what the regression sees of the data, and, if that is asked for, of what the base posterior sees of
+    them: (q,) or (q + f,).
 
     Args:
         forward: The regression.
         base: The base posterior: its prior, what it sees of data (for the flows that may follow), and all draws but `share`.
         pool: Draws of the prior, physical, (M, p).
         share: Probability that a draw is of this posterior; all others are of `base`.
+        asks_base: Whether what the base posterior sees is asked for: if it has a share, or if flows follow.
     """
 
-    def __init__(self, forward: Forward, base: Proposal, pool: Tensor, share: float = 1.0) -> None:
+    def __init__(
+        self, forward: Forward, base: Proposal, pool: Tensor, share: float = 1.0, asks_base: bool = True
+    ) -> None:
         self.forward, self.base, self.pool, self.share = forward, base, pool, share
-        with torch.no_grad():
-            self._arrange()
+        self.asks_base = asks_base or share < 1
+        self._surface = Surface(forward, base.prior, pool)
         super().__init__(base.prior, None)
-
-    def _arrange(self) -> None:
-        self.space = ParameterSpace(self.base.prior, self.pool).to(self.pool.device)
-        self._z = self.space.to_z_safely(self.pool)
-        covariance = torch.cov(self._z.T.double()).reshape(self.space.dim, self.space.dim)
-        self._precision = torch.linalg.inv(covariance + 1e-6 * torch.eye(len(covariance)).to(covariance))
-        self._expect = self.forward.expecting()
-        self._expected = self._expect(self.pool)
 
     @property
     def raw_shape(self) -> torch.Size | None:
@@ -82,7 +76,8 @@ class InvertedProposal(Proposal):
 
     @torch.no_grad()
     def summarise(self, data: Tensor) -> Tensor:
-        return torch.cat([self.forward.see(data), self.base.summarise(data).flatten(1)], dim=1)
+        seen = self.forward.see(data)
+        return torch.cat([seen, self.base.summarise(data).flatten(1)], dim=1) if self.asks_base else seen
 
     def _of_base(self, x: Tensor) -> Tensor:
         """What the base posterior sees of the data, as it takes it."""
@@ -107,9 +102,9 @@ class InvertedProposal(Proposal):
         # draws of one observation come one after the other: what the pool says of it is asked once
         each, counts = torch.unique_consecutive(x[:, : self.forward.size.directions], dim=0, return_counts=True)
         if bool((counts == counts[0]).all()):
-            return self.space.to_theta(self._draw_all(each, int(counts[0])))
+            return self._surface.space.to_theta(self._draw_all(each, int(counts[0])))
         parts = zip(each.split(1), counts.tolist(), strict=True)
-        return self.space.to_theta(torch.cat([self._draw_all(one, copies) for one, copies in parts]))
+        return self._surface.space.to_theta(torch.cat([self._draw_all(one, copies) for one, copies in parts]))
 
     def _draw_all(self, each: Tensor, copies: int) -> Tensor:
         """So many z for each observation, (U, q) -> (U * copies, p), some of them at a time."""
@@ -121,7 +116,7 @@ class InvertedProposal(Proposal):
 
     def _draw_z(self, each: Tensor, copies: int) -> Tensor:
         """So many z for each observation, (U, q) -> (U * copies, p)."""
-        pool, (mean, factor) = self._z, self._expected
+        pool, (mean, factor) = self._surface.pool, self._surface.expected
         if copies < _FEW_DRAWS:  # another part at every call: what it lacks averages out
             part = torch.randperm(len(pool), device=pool.device)[:_SMALL_POOL]
             pool, mean, factor = pool[part], mean[part], factor[part]
@@ -135,26 +130,16 @@ class InvertedProposal(Proposal):
             fewest, most = _CLIMBERS_OF_LINE if self.forward.is_straight else _CLIMBERS
             climbers = pool[pick(max(fewest, min(copies, most)))[coarse]]
             z[coarse] = self._near(climbers, each[coarse], copies)
-        z, others = z.flatten(0, 1), pool[pick(copies * 2 * _STEPS)].unflatten(1, (copies, 2 * _STEPS)).flatten(0, 1)
-        value = self._values(z, seen)
-        scales = _SCALES.to(z)[torch.randint(len(_SCALES), (_STEPS, len(z)), device=z.device)]
-        fewest = _FEWEST_OF_LINE if self.forward.is_straight else _FEWEST_STEPS
-        scales[:_FEWEST_OF_LINE] = 1.0
-        chance = torch.rand(2, _STEPS, len(z), device=z.device).log()
-        fresh = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        reach = start.sqrt().repeat_interleave(copies) * (2.38 / math.sqrt(2 * z.shape[1]))
-        for step in range(_STEPS):
-            moved = z + (scales[step] * reach)[:, None] * (others[:, 2 * step] - others[:, 2 * step + 1])
-            moved_value = self._values(moved, seen)
-            z, value = _where(chance[0, step] < moved_value - value, (moved, moved_value), (z, value))
-            if step % 2:
-                newton = self._newton(z, value, seen, scales[step], chance[1, step])
-                z, value = _where(newton.accepted, newton.moved, (z, value))
-                whole = scales[step] == 1
-                fresh |= newton.accepted & whole
-                enough = step + 1 >= fewest and fresh.float().mean() > _FRESH
-                if enough and bool(newton.accepted[whole].float().mean() > _HOLD):
-                    break  # then the posterior is nearly normal, and each row has come to a draw of its own
+        z, rounds = z.flatten(0, 1), len(_HOLDS)
+        others = pool[pick(copies * 2 * rounds)].unflatten(1, (copies, 2 * rounds)).flatten(0, 1)
+        reach = start.sqrt().repeat_interleave(copies)[:, None] * (2.38 / math.sqrt(2 * z.shape[1]))
+        value = self._surface.values(z, seen)
+        for turn, hold in enumerate(_HOLDS):
+            moved = z + reach * (others[:, 2 * turn] - others[:, 2 * turn + 1])
+            z, value, _ = _metropolis((z, value), (moved, self._surface.values(moved, seen)), 0.0)
+            z, value, accepted = self._towards_normals(z, value, seen, hold)
+            if hold == 0 and bool((accepted.any(0).float().mean() > _FRESH) & (accepted.float().mean() > _ENOUGH)):
+                break  # then the posterior is nearly normal, and each row has come to a draw of its own
         return z
 
     def _near(self, climbers: Tensor, each: Tensor, copies: int) -> Tensor:
@@ -164,19 +149,25 @@ class InvertedProposal(Proposal):
         """
         number, seen = climbers.shape[1], each.repeat_interleave(climbers.shape[1], dim=0)
         tops = self._climb(climbers.flatten(0, 1), seen)
-        root = (self._straightened(tops, seen).root / _WIDER).unflatten(0, climbers.shape[:2])
-        tops = tops.unflatten(0, climbers.shape[:2])
-        tried = torch.arange(max(copies, 2 * number), device=each.device)
+        around = self._surface.normals(tops, seen)
+        every_other = torch.arange(len(tops), device=each.device) % 2 == 0
+        root = torch.where(every_other[:, None, None], around.root, around.narrowed(_HELD).root) / _WIDER
+        root, tops = root.unflatten(0, climbers.shape[:2]), tops.unflatten(0, climbers.shape[:2])
+        tried = torch.arange(_TRIED * max(copies, number), device=each.device)
         of = tried % number
         drawn = (
             Normals(tops[:, of].flatten(0, 1), root[:, of].flatten(0, 1)).sample().unflatten(0, (len(each), len(tried)))
         )
-        away = (drawn[:, :, None] - tops[:, None])[..., None]
-        standard = (root.mT[:, None] @ away)[..., 0].square().sum(-1)
+        # distances of all draws to all tops, in units of the normals there: one product of matrices for each observation
+        flat = root.transpose(1, 2).flatten(2)
+        offset = (root.mT @ tops[:, :, :, None])[..., 0]
+        standard = ((drawn @ flat).unflatten(2, offset.shape[1:]) - offset[:, None]).square().sum(-1)
         log_q = (root.diagonal(dim1=2, dim2=3).log().sum(-1)[:, None] - 0.5 * standard).logsumexp(2)
-        log_p = self._values(drawn.flatten(0, 1), each.repeat_interleave(len(tried), dim=0)).unflatten(0, log_q.shape)
+        log_p = self._surface.values(drawn.flatten(0, 1), each.repeat_interleave(len(tried), dim=0)).unflatten(
+            0, log_q.shape
+        )
         weights = (log_p - log_q).softmax(1).nan_to_num(0.0)
-        # on a sharp and bent ridge hardly any draw of a straight normal counts: where climbers arrived is better then
+        # on the sharpest of bent ridges no draw of a straight normal counts: where climbers arrived is better then
         fits = 1 / weights.square().sum(1).clamp_min(1e-12) > _FITS * len(tried)
         index = torch.multinomial(torch.where(fits[:, None], weights, 1.0), copies, replacement=True)
         places = torch.where(fits[:, None, None], drawn, tops[:, of])
@@ -188,58 +179,48 @@ class InvertedProposal(Proposal):
         Where the posterior is a long and bent ridge, rows so come to lie all along it. Far from all data Student's t is flat;
         the normal distribution that is taken in its place is not.
         """
-        out, rows, value = z.clone(), torch.arange(len(z), device=z.device), self._values(z, seen)
+        parts = torch.tensor(_PARTS, device=z.device)[:, None, None]
+        out, rows, value = z.clone(), torch.arange(len(z), device=z.device), self._surface.values(z, seen)
         for _ in range(_CLIMBS):
-            step = self._straightened(z, seen, normal=True).nearest(z) - z
+            step = self._surface.normals(z, seen, normal_noise=True).nearest(z) - z
             length = step.norm(dim=1)
             on_the_way = length >= _SHORTEST  # the others have arrived
             if not bool(on_the_way.any()):
                 break
             rows, z, value, seen = (part[on_the_way] for part in (rows, z, value, seen))
             step = step[on_the_way] * (_LONGEST / length[on_the_way].clamp_min(_LONGEST))[:, None]
-            for part in _PARTS:
-                moved = z + part * step
-                moved_value = self._values(moved, seen)
-                higher = moved_value > value
-                z, value = _where(higher, (moved, moved_value), (z, value))
-                step = torch.where(higher[:, None], 0.0, step)
-                if not bool(step.any()):
-                    break
+            moved = z + parts * step  # all at once, the longest that leads up counts
+            moved_value = self._surface.values(moved.flatten(0, 1), seen.repeat(len(parts), 1)).unflatten(
+                0, moved.shape[:2]
+            )
+            higher = moved_value > value
+            first = higher.int().argmax(0)
+            up, index = higher.any(0), torch.arange(len(z), device=z.device)
+            z = torch.where(up[:, None], moved[first, index], z)
+            value = torch.where(up, moved_value[first, index], value)
             out[rows] = z
         return out
 
-    def _newton(self, z: Tensor, value: Tensor, seen: Tensor, scale: Tensor, chance: Tensor) -> _Step:
-        """A Metropolis step towards a draw of the posterior of the regression made straight at z: all the way, or a part."""
-        here = self._straightened(z, seen)
-        moved = here.part_way(z, scale).sample()
-        there, moved_value = self._straightened(moved, seen), self._values(moved, seen)
-        gain = moved_value - value + there.part_way(moved, scale).log_prob(z) - here.part_way(z, scale).log_prob(moved)
-        return _Step(chance < gain, (moved, moved_value))
+    def _towards_normals(self, z: Tensor, value: Tensor, seen: Tensor, hold: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Two Metropolis steps towards a draw of the posterior of the regression made straight at z, held there or not.
 
-    def _straightened(self, z: Tensor, seen: Tensor, normal: bool = False) -> Normals:
-        """The posterior if what is expected changed with z as it does here, and z were normal beforehand.
-
-        With `normal`, the noise of the regression is taken to be normal.
+        Returns z, its values, and which rows were accepted, (2, B).
         """
-        dim = z.shape[1]
-        mean, factor = self._expect(self.space.to_theta(z))
-        around = z + _DIFFERENCE * torch.eye(dim, device=z.device)[:, None]
-        near = self._expect.mean(self.space.to_theta(around.flatten(0, 1))).unflatten(0, (dim, len(z)))
-        slope = ((near - mean) / _DIFFERENCE).transpose(0, 1).nan_to_num(0.0, 0.0, 0.0)
-        off = seen - mean
-        weight = 1 / factor if normal else self.forward.weight(off.square().sum(-1), factor)
-        weighted = weight[:, None, None] * slope
-        root = torch.linalg.cholesky((weighted @ slope.mT).double() + self._precision).to(z)
-        towards = (weighted @ off[:, :, None])[:, :, 0] - z @ self._precision.to(z)
-        return Normals(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
-
-    def _values(self, z: Tensor, seen: Tensor) -> Tensor:
-        """Log of likelihood times prior, as a density in z, of each row: (B,)."""
-        theta = self.space.to_theta(z)
-        prior = self.prior.log_prob(theta).to(z) - self.space.log_abs_det(theta)
-        likelihood = self.forward.row_by_row(self._expect(theta), seen)
-        # far out, a bounded θ is rounded to its bound, where there is no density in z
-        return (likelihood + prior).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
+        here, accepted = self._surface.normals(z, seen).held(z, hold), []
+        for _ in range(2):
+            moved = here.sample()
+            moved_value, there = self._surface.values_and_normals(moved, seen)
+            there = there.held(moved, hold)
+            gain = there.log_prob(z) - here.log_prob(moved)
+            z, value, taken = _metropolis((z, value), (moved, moved_value), gain)
+            here = Normals(
+                *(
+                    torch.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+                    for new, old in zip(there, here, strict=True)
+                )
+            )
+            accepted.append(taken)
+        return z, value, torch.stack(accepted)
 
     # ------------------------------------------------------------------ density
 
@@ -267,33 +248,28 @@ class InvertedProposal(Proposal):
     def _log_evidence(self, seen: Tensor) -> Tensor:
         rows = seen.expand(_FOR_EVIDENCE, -1)
         z = self._draw_z(seen[None], _FOR_EVIDENCE)
-        root = self._straightened(z, rows).root / _WIDER
+        root = self._surface.normals(z, rows).root / _WIDER
         normals = MultivariateNormal(z.double(), precision_matrix=(root @ root.mT).double())
         drawn = normals.sample()
         log_q = normals.log_prob(drawn[:, None]).logsumexp(1) - math.log(_FOR_EVIDENCE)
-        log_p = self._values(drawn.to(z), rows).double()
+        log_p = self._surface.values(drawn.to(z), rows).double()
         return ((log_p - log_q).logsumexp(0) - math.log(_FOR_EVIDENCE)).to(z)
 
     def to(self, device: str | torch.device) -> Proposal:
         self.forward.to(device)
         self.base.to(device)
         self.pool = self.pool.to(device)
-        self._arrange()
+        self._surface = Surface(self.forward, self.prior, self.pool)
         return self
 
 
-class _Step(NamedTuple):
-    """A Metropolis step of each row."""
-
-    accepted: Tensor
-    """Whether it is taken, (B,)."""
-    moved: tuple[Tensor, Tensor]
-    """Where it leads, (B, p), and the value there, (B,)."""
-
-
-def _where(accepted: Tensor, moved: tuple[Tensor, Tensor], stayed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows (B, p) and their values (B,), moved where that was accepted."""
-    return torch.where(accepted[:, None], moved[0], stayed[0]), torch.where(accepted, moved[1], stayed[1])
+def _metropolis(
+    stayed: tuple[Tensor, Tensor], moved: tuple[Tensor, Tensor], log_factor: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (B, p) and their values (B,), moved where chance accepts it, and where that was."""
+    (z, value), (moved_z, moved_value) = stayed, moved
+    accepted = torch.rand_like(value).log() < moved_value - value + log_factor
+    return torch.where(accepted[:, None], moved_z, z), torch.where(accepted, moved_value, value), accepted
 
 
 class _Picker:

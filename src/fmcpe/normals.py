@@ -19,10 +19,28 @@ class Normals(NamedTuple):
     root: Tensor
     """Lower root of the precision, (B, p, p)."""
 
-    def part_way(self, z: Tensor, scale: Tensor) -> Normals:
-        """Where a draw goes that is at z and takes a step of this scale, (B,): the distribution of draws stays what it is."""
-        kept = (1 - scale.square()).sqrt()[:, None]
-        return Normals(self.centre + kept * (z - self.centre), self.root / scale[:, None, None])
+    def held(self, z: Tensor, hold: float) -> Normals:
+        """Where a draw goes that is at z and held there: all the way where the normal is narrow, a short one where it is wide.
+
+        As if z were first blurred by 1 / `hold`, and a draw then made that knows of the blurred one: the distribution of draws
+        stays what it is. On a narrow and bent ridge, steps so follow it.
+        """
+        if hold == 0:
+            return self
+        precision = (self.root @ self.root.mT).double()
+        one = torch.eye(precision.shape[1]).to(precision)
+        firmer, towards = precision + hold * one, (self.centre - z).double()[:, :, None]
+        step = torch.cholesky_solve(precision @ towards, torch.linalg.cholesky(firmer))[:, :, 0]
+        both = firmer @ torch.cholesky_solve(firmer, torch.linalg.cholesky(precision + 2 * hold * one))
+        return Normals(z + step.to(z), torch.linalg.cholesky((both + both.mT) / 2).to(z))
+
+    def narrowed(self, hold: float) -> Normals:
+        """The same centres, and no direction wider than 1 / sqrt(`hold`)."""
+        precision = (self.root @ self.root.mT).double()
+        return Normals(
+            self.centre,
+            torch.linalg.cholesky(precision + hold * torch.eye(precision.shape[1]).to(precision)).to(self.root),
+        )
 
     def sample(self) -> Tensor:
         standard = torch.randn_like(self.centre)[:, :, None]

@@ -87,9 +87,12 @@ class ParameterSpace(nn.Module):
         """The inverse of `to_z`: always inside the support."""
         return self.transform.inv(self.standardiser.inverse(z))
 
-    def log_abs_det(self, theta: Tensor) -> Tensor:
-        """Log |dz/dθ| at physical θ, of shape (B,): what a density in z gains when it is stated in θ."""
-        unconstrained = self.transform(theta)
+    def log_abs_det(self, theta: Tensor, z: Tensor | None = None) -> Tensor:
+        """Log |dz/dθ| at physical θ, of shape (B,): what a density in z gains when it is stated in θ.
+
+        Where z is known, it saves the work of finding it again.
+        """
+        unconstrained = self.transform(theta) if z is None else self.standardiser.inverse(z)
         log_det = self.transform.log_abs_det_jacobian(theta, unconstrained)
         return log_det - self.standardiser.std.log().sum()
 

@@ -5,21 +5,23 @@ What stands here knows the pairs, the simulator and the base posterior; which wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
 from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED
-from fmcpe.forward import choose_size, coordinates, fit_forward
+from fmcpe.forward import coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.likeness import likely_distortions
+from fmcpe.networks import VelocityField
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.roughen import on_a_baseline
 from fmcpe.shift import fit_shift
+from fmcpe.sizes import choose_size
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, imitations, shifted, tune
@@ -172,14 +174,17 @@ class Starts:
         x = proposal.summarise(y).repeat_interleave(self.copies, dim=0)
         return self.space.to_z_safely(proposal.sample(x))
 
-    def _invert(self, rows: Tensor, shared: bool = False) -> InvertedProposal:
-        """Bayes' rule for real data regressed on θ, by some of the pairs; `shared`, half of the draws are from shifted data."""
+    def _invert(self, rows: Tensor, shared: bool = False, described: bool = False) -> InvertedProposal:
+        """Bayes' rule for real data regressed on θ, by some of the pairs; `shared`, half of the draws are from shifted data.
+
+        `described`, it tells flows what the base posterior sees.
+        """
         assert self._pool is not None
         together: Proposal = self._shift(rows) if shared else self.proposal
         # regressions have equal shares of what they have together: all, or half
         for number, size in enumerate(self._sizes, len(self._sizes) + 1 if shared else 1):
             forward = fit_forward(self.theta_inside[rows], self._reduced[rows], self._where, size)
-            together = InvertedProposal(forward, together, self._pool, 1 / number)
+            together = InvertedProposal(forward, together, self._pool, 1 / number, asks_base=described)
         assert isinstance(together, InvertedProposal)
         return together
 
@@ -230,20 +235,17 @@ class Starts:
         self.adapted["tuned"] = tune(self.raw, self.theta_inside, y, *arguments)
         return y
 
-    def final(self, kept: str) -> WarmChain:
-        """The warm start by name, fitted on all pairs; the tuned one as `left_out_draws` left it."""
+    def final(self, kept: str, flows: Sequence[VelocityField]) -> WarmChain:
+        """The warm start by name, fitted on all pairs, the tuned one as `left_out_draws` left it; and flows that refine it."""
         rows = torch.arange(len(self.theta), device=self.theta.device)
         if kept in ("inverted", SHARED):
-            inverted = self._invert(rows, kept == SHARED)
-            chain = self._chain(inverted)
-            chain.summary = summary_of(inverted, self.summary)
-            return chain
-        if kept == "shifted":
-            self.adapted[kept] = self._shift(rows)
-        elif kept != "tuned":
-            return self.start(kept, rows)
-        chain = self._chain(self.adapted[kept])
-        chain.summary = summary_of(self.adapted[kept], self.summary)
+            chain = self._chain(self._invert(rows, kept == SHARED, described=bool(flows)))
+        elif kept in ("shifted", "tuned"):
+            chain = self._chain(self._shift(rows) if kept == "shifted" else self.adapted[kept])
+        else:
+            chain = self.start(kept, rows)
+        chain.summary = summary_of(chain.proposal, self.summary)
+        chain.set_flows(flows)
         return chain
 
 

@@ -1,0 +1,91 @@
+"""The posterior of a regression of data on θ as a surface over z: its height, and the normal that it looks like from a place.
+
+`fmcpe.inversion` climbs it and draws from under it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from fmcpe.forward import Forward
+from fmcpe.normals import Normals
+from fmcpe.spaces import ParameterSpace
+
+_DIFFERENCE = 1e-3
+_TRIED = 64
+
+
+class Surface:
+    """Log of likelihood times prior, as a density in z.
+
+    Args:
+        forward: The likelihood.
+        prior: The prior.
+        pool: Draws of it, physical, (M, p).
+    """
+
+    @torch.no_grad()
+    def __init__(self, forward: Forward, prior: Distribution, pool: Tensor) -> None:
+        self.forward, self.prior = forward, prior
+        self.space = ParameterSpace(prior, pool).to(pool.device)
+        self.pool = self.space.to_z_safely(pool)
+        covariance = torch.cov(self.pool.T.double()).reshape(self.space.dim, self.space.dim)
+        self._precision = torch.linalg.inv(covariance + 1e-6 * torch.eye(len(covariance)).to(covariance))
+        self._expect = forward.expecting()
+        self.expected = self._expect(pool)
+        self._one_by_one = self._is_one_by_one()
+
+    def values(self, z: Tensor, seen: Tensor) -> Tensor:
+        """How high it is at each row of z, (B, p), for its own row of what is seen, (B, q): (B,)."""
+        theta = self.space.to_theta(z)
+        return self._value(z, theta, self._expect(theta), seen)
+
+    def normals(self, z: Tensor, seen: Tensor, normal_noise: bool = False) -> Normals:
+        """The posterior if what is expected changed with z as it does at each row, and z were normal beforehand.
+
+        Far from all data Student's t is flat; with `normal_noise`, the noise of the regression is taken to be normal.
+        """
+        return self._look(z, seen, normal_noise)[1]
+
+    def values_and_normals(self, z: Tensor, seen: Tensor) -> tuple[Tensor, Normals]:
+        """`values` and `normals` of the same rows, in one look."""
+        (theta, expected), normals = self._look(z, seen, False)
+        return self._value(z, theta, expected, seen), normals
+
+    def _look(
+        self, z: Tensor, seen: Tensor, normal_noise: bool
+    ) -> tuple[tuple[Tensor, tuple[Tensor, Tensor]], Normals]:
+        theta = self.space.to_theta(z)
+        mean, factor, slope = self._expect.with_slopes(theta)
+        slope = self._along_z(z, theta, slope).nan_to_num(0.0, 0.0, 0.0)
+        off = seen - mean
+        weight = 1 / factor if normal_noise else self.forward.weight(off.square().sum(-1), factor)
+        weighted = weight[:, None, None] * slope
+        root = torch.linalg.cholesky((weighted @ slope.mT).double() + self._precision).to(z)
+        towards = (weighted @ off[:, :, None])[:, :, 0] - z @ self._precision.to(z)
+        return (theta, (mean, factor)), Normals(z + torch.cholesky_solve(towards[:, :, None], root)[:, :, 0], root)
+
+    def _value(self, z: Tensor, theta: Tensor, expected: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
+        prior = self.prior.log_prob(theta).to(theta) - self.space.log_abs_det(theta, z)
+        # far out, a bounded θ is rounded to its bound, where there is no density in z
+        return (self.forward.row_by_row(expected, seen) + prior).nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+
+    def _along_z(self, z: Tensor, theta: Tensor, slope: Tensor) -> Tensor:
+        """Slopes with θ, (B, p, q), as slopes with z."""
+        if self._one_by_one:
+            return ((self.space.to_theta(z + _DIFFERENCE) - theta) / _DIFFERENCE)[:, :, None] * slope
+        return self._theta_by_z(z, theta) @ slope
+
+    def _theta_by_z(self, z: Tensor, theta: Tensor) -> Tensor:
+        """How θ changes with z: (B, p of z, p of θ)."""
+        around = z + _DIFFERENCE * torch.eye(z.shape[1], device=z.device)[:, None]
+        near = self.space.to_theta(around.flatten(0, 1)).unflatten(0, (z.shape[1], len(z)))
+        return ((near - theta) / _DIFFERENCE).transpose(0, 1)
+
+    def _is_one_by_one(self) -> bool:
+        """Whether each parameter depends on its own z alone."""
+        z = self.pool[:_TRIED]
+        change = self._theta_by_z(z, self.space.to_theta(z))
+        return bool((change == torch.diag_embed(change.diagonal(dim1=1, dim2=2))).all())
