@@ -15,7 +15,8 @@ from fmcpe.adapters import PriorProposal
 from fmcpe.diagnostics import central_coverage
 from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, draw_pool
-from fmcpe.sizes import choose_size
+from fmcpe.sizes import choose_size, log_gains
+from fmcpe.surface import PriorPool, Surface
 
 GAUSSIAN = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
 MATRIX = torch.tensor([[1.0, 0.5, -0.3, 0.0], [0.2, -1.0, 0.4, 0.8]])
@@ -26,16 +27,16 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def chosen(theta, data, where, pool):
+def chosen(theta, data, where, pool, prior=GAUSSIAN):
     folds = torch.arange(len(theta)) % min(len(theta), 10 if len(theta) <= 100 else 5)
-    return choose_size(theta, data, where, pool, folds)
+    return choose_size(theta, data, where, PriorPool(prior, pool), folds)
 
 
 def fit(theta, y, prior, size=None):
     pool = draw_pool(prior, y.device)
     where = coordinates(y, pool)
     data = where.reduce(y)
-    size = size or chosen(theta, data, where, pool)[0]
+    size = size or chosen(theta, data, where, pool, prior)[0]
     return InvertedProposal(fit_forward(theta, data, where, size), PriorProposal(prior, y.shape[1:]), pool)
 
 
@@ -178,8 +179,8 @@ def test_what_the_simulator_shows_is_a_feature():
     where = coordinates(y, pool, (simulated, products(simulated)))
     assert where.shown is not None and where.shown.shape[1] == 3
     folds, data = torch.arange(16) % 8, where.reduce(y)
-    powers = choose_size(theta, data, where, pool[:1000], folds)
-    shown = choose_size(theta, data, where, pool[:1000], folds, shown=3)
+    powers = choose_size(theta, data, where, PriorPool(prior, pool[:1000]), folds)
+    shown = choose_size(theta, data, where, PriorPool(prior, pool[:1000]), folds, shown=3)
     assert shown[1] > powers[1] + 0.5
     proposal = InvertedProposal(fit_forward(theta, data, where, shown[0]), PriorProposal(prior, y.shape[1:]), pool)
     truth = prior.sample((200,))
@@ -232,7 +233,7 @@ def test_as_many_terms_as_the_pairs_ask_for():
     sizes = []
     for y in (straight, bent):
         where = coordinates(y, pool)
-        sizes.append(chosen(theta, where.reduce(y), where, pool)[0])
+        sizes.append(chosen(theta, where.reduce(y), where, pool, PRIOR)[0])
     assert sizes[0].degree == 1 and sizes[1].degree >= 2
 
 
@@ -279,14 +280,35 @@ def test_the_pool_is_finer_where_there_are_more_parameters():
     assert sizes[0] == sizes[1] < sizes[2] == sizes[3]
 
 
-def test_the_gain_is_what_the_data_say_of_the_parameters():
-    """In nats: the information of a linear process with a known noise, and none in shuffled pairs."""
-    theta, y = linear(1000, 1.0)
+@pytest.mark.parametrize("noise", [1.0, 0.01])
+def test_the_gain_is_what_the_data_say_of_the_parameters(noise):
+    """In nats: the information of a linear process with a known noise, and none in shuffled pairs.
+
+    With the smaller noise it is more than could be told by draws of the prior, of which hardly one has any likelihood.
+    """
+    theta, y = linear(1000, noise)
     pool = draw_pool(GAUSSIAN, y.device)
     where = coordinates(y, pool)
-    exactly = 0.5 * float(torch.logdet(torch.eye(4) + MATRIX.T @ MATRIX))
-    assert chosen(theta, where.reduce(y), where, pool)[1] == pytest.approx(exactly, abs=0.1)
+    exactly = 0.5 * float(torch.logdet(torch.eye(4) + MATRIX.T @ MATRIX / noise**2))
+    # of 300 pairs, three standard errors
+    assert chosen(theta, where.reduce(y), where, pool)[1] == pytest.approx(exactly, abs=0.25)
     assert chosen(theta.roll(1, 0), where.reduce(y), where, pool)[1] < 0.02
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.1, 0.01])
+def test_the_gain_of_each_pair_is_that_of_the_exact_posterior(noise):
+    pairs, (theta, y) = linear(4000, noise), linear(200, noise)
+    pool = draw_pool(GAUSSIAN, y.device)
+    where = coordinates(pairs[1], pool)
+    forward = fit_forward(pairs[0], where.reduce(pairs[1]), where, Size(1, 4))
+    surface = Surface(forward, PriorPool(GAUSSIAN, pool[:2048]))
+    seen, steps = forward.see_reduced(where.reduce(y), where), torch.randn(3, 16, 200, 2)
+    found = log_gains(surface, surface.space.to_z_safely(theta), seen, steps, (1.0, 4.0))
+    truth = torch.stack([exact(y[i], noise).log_prob(theta[i]) for i in range(200)]) - GAUSSIAN.log_prob(theta)
+    off = found[:, 0] - truth
+    assert abs(float(off.mean())) < 0.06 and float(off.std()) < 0.25
+    wider = torch.stack([exact(y[i], 2 * noise).log_prob(theta[i]) for i in range(200)]) - GAUSSIAN.log_prob(theta)
+    assert abs(float((found[:, 1] - wider).mean())) < 0.06
 
 
 def test_one_matrix_expects_what_the_regression_does():
@@ -403,3 +425,26 @@ def test_as_many_draws_as_are_asked_for_whatever_the_block():
             if len(rows) > 1000:
                 torch.testing.assert_close(rows.mean(0), exact(observed, 0.5).mean, atol=0.15, rtol=0)
                 torch.testing.assert_close(rows.std(0), exact(observed, 0.5).stddev, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(("widening", "wider"), [(1 / 64, True), (1.0, False)])
+def test_a_regression_that_is_too_sure_is_made_wider(base, monkeypatch, widening, wider):
+    """By left-out draws, whatever chose its size; one that is as sure as it should be stays as it is."""
+    theta = PRIOR.sample((60,))
+    monkeypatch.setattr("fmcpe.starts.choose_size", lambda *_, **__: (Size(1, 3, widening), 2.0))
+    posterior = FMCPE(base, simulate).fit(theta, observe(theta), seed=0, show_progress_bars=False)
+    assert posterior.stages == "inverted"
+    kept = posterior.corrector.proposal.forward.size.widening
+    assert kept == widening if not wider else 1 / 4 <= kept <= 4
+    truth = PRIOR.sample((300,))
+    drawn = posterior.sample_batched((100,), x=observe(truth), seed=0, show_progress_bars=False)
+    assert float(central_coverage(drawn, truth, 0.8).min()) > 0.68
+
+
+def test_the_base_posterior_is_asked_about_data_only_where_flows_follow(base_with_embedding, pairs, monkeypatch):
+    """Which is most of the work, for images."""
+    posterior = FMCPE(base_with_embedding, simulate).fit(*pairs, seed=0, show_progress_bars=False)
+    inverted = posterior.corrector.proposal
+    assert posterior.stages == "inverted" and not inverted.asks_base
+    monkeypatch.setattr(inverted.base, "summarise", None)
+    assert posterior.sample((5,), x=pairs[1][0], show_progress_bars=False).shape == (5, 2)

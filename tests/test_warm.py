@@ -243,8 +243,11 @@ def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
             for name, mean in means.items()
         }
 
-    assert choose(evidence(12, 0.9), 12) == "inverted"  # better by less than luck
-    assert choose(evidence(12, 0.5), 12) == "moved"
+    useless = {"shifted": Evidence(2.5 * torch.ones(12))}  # but the base posterior has a summary of the data
+    assert choose(evidence(12, 0.9) | useless, 12) == "inverted"  # better by less than luck
+    assert choose(evidence(12, 0.5) | useless, 12) == "moved"
+    assert choose(evidence(12, 0.9), 12) == "moved"  # data themselves are moved as carefully
+    assert choose(evidence(12, 1.1), 12) == "inverted"
     assert choose(evidence(40, 0.95), 40) == "inverted"
     assert choose(evidence(40, 0.85), 40) == "moved"  # by more than one standard error, which is 0.08
     assert choose(evidence(40, 1.05), 40) == "inverted"

@@ -7,7 +7,7 @@ Where the simulator is right, the correction so removes itself. What is kept has
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better. Bayes'
 rule for real data regressed on θ is preferred where another correction is not clearly better: by one standard error, with
-few pairs by two. So is fine-tuning, where Bayes' rule is not tried and pairs are few.
+few pairs, if the base posterior summarises data, by two. So is fine-tuning, where Bayes' rule is not tried and pairs are few.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     # simulator taught; another way that seems better on ten pairs is often far worse on the eleventh, outside all of them
     careful = next((name for name in (SHARED, "inverted", *(["tuned"] if few else [])) if name in evidence), best)
     enough = 1.0 if few else 2.0
-    if evidence[careful].beats(evidence["uncorrected"], enough) and not evidence[best].beats(
-        evidence[careful], 2.0 if few else 1.0
-    ):
+    # data that go into the base posterior as they are can be moved as carefully; of its summary of them few pairs say little
+    summarised = not evidence.keys().isdisjoint(("shifted", "tuned"))
+    margin = (2.0 if summarised else 0.0) if few else 1.0
+    if evidence[careful].beats(evidence["uncorrected"], enough) and not evidence[best].beats(evidence[careful], margin):
         best = careful
     # the best of several is lucky, but of few pairs no more than one standard error can be asked
     kept = best if evidence[best].beats(evidence["uncorrected"], enough) else "uncorrected"

@@ -6,9 +6,9 @@ r"""Real data regressed on the parameters that made them: a likelihood out of a 
 A pair says what reality makes of a θ, with no simulator in between. Where that is smooth in θ, as it is for a sensor, an
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
 posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and how far they
-are believed to be off independently are those with which left-out θ are best told from draws of the prior; a factor of the
-variance, for what no polynomial describes, is a mean over several, by how well each tells them (`fmcpe.sizes`). Where
-data have a random phase, the regression finds nothing, and the evidence throws it away.
+are believed to be off independently are those with which the posterior is highest at left-out θ; a factor of the variance, for
+what no polynomial describes, is a mean over several, by the same (`fmcpe.sizes`), or larger, if left-out draws are better so.
+Where data have a random phase, the regression finds nothing, and the evidence throws it away.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from fmcpe._random import seeded
 from fmcpe.forward import Forward
 from fmcpe.normals import Normals
 from fmcpe.proposal import Proposal
-from fmcpe.surface import Surface
+from fmcpe.surface import PriorPool, Surface
 
 POOL = 4096, 8192
 """Draws of the prior that every draw of the posterior starts from, for up to three parameters, and for more."""
@@ -67,7 +67,7 @@ class InvertedProposal(Proposal):
     ) -> None:
         self.forward, self.base, self.pool, self.share = forward, base, pool, share
         self.asks_base = asks_base or share < 1
-        self._surface = Surface(forward, base.prior, pool)
+        self._surface = Surface(forward, PriorPool(base.prior, pool))
         super().__init__(base.prior, None)
 
     @property
@@ -116,7 +116,7 @@ class InvertedProposal(Proposal):
 
     def _draw_z(self, each: Tensor, copies: int) -> Tensor:
         """So many z for each observation, (U, q) -> (U * copies, p)."""
-        pool, (mean, factor) = self._surface.pool, self._surface.expected
+        pool, (mean, factor) = self._surface.pool.z, self._surface.expected
         if copies < _FEW_DRAWS:  # another part at every call: what it lacks averages out
             part = torch.randperm(len(pool), device=pool.device)[:_SMALL_POOL]
             pool, mean, factor = pool[part], mean[part], factor[part]
@@ -158,11 +158,7 @@ class InvertedProposal(Proposal):
         drawn = (
             Normals(tops[:, of].flatten(0, 1), root[:, of].flatten(0, 1)).sample().unflatten(0, (len(each), len(tried)))
         )
-        # distances of all draws to all tops, in units of the normals there: one product of matrices for each observation
-        flat = root.transpose(1, 2).flatten(2)
-        offset = (root.mT @ tops[:, :, :, None])[..., 0]
-        standard = ((drawn @ flat).unflatten(2, offset.shape[1:]) - offset[:, None]).square().sum(-1)
-        log_q = (root.diagonal(dim1=2, dim2=3).log().sum(-1)[:, None] - 0.5 * standard).logsumexp(2)
+        log_q = Normals(tops, root).log_prob_of_all(drawn).logsumexp(2)
         log_p = self._surface.values(drawn.flatten(0, 1), each.repeat_interleave(len(tried), dim=0)).unflatten(
             0, log_q.shape
         )
@@ -259,7 +255,7 @@ class InvertedProposal(Proposal):
         self.forward.to(device)
         self.base.to(device)
         self.pool = self.pool.to(device)
-        self._surface = Surface(self.forward, self.prior, self.pool)
+        self._surface = Surface(self.forward, PriorPool(self.prior, self.pool))
         return self
 
 

@@ -43,8 +43,11 @@ class Normals(NamedTuple):
         )
 
     def sample(self) -> Tensor:
-        standard = torch.randn_like(self.centre)[:, :, None]
-        return self.centre + torch.linalg.solve_triangular(self.root.mT, standard, upper=True)[:, :, 0]
+        return self.away(torch.randn_like(self.centre))
+
+    def away(self, steps: Tensor) -> Tensor:
+        """Points so many standard deviations (..., B, p) away from the centres, (..., B, p)."""
+        return self.centre + torch.linalg.solve_triangular(self.root.mT, steps[..., None], upper=True)[..., 0]
 
     def nearest(self, z: Tensor) -> Tensor:
         """The points nearest to z that are within two standard deviations of the centre along each axis, (B, p)."""
@@ -55,6 +58,16 @@ class Normals(NamedTuple):
         return self.centre + (axes @ along[:, :, None])[:, :, 0].to(z)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Up to a constant, (B,)."""
-        standard = (self.root.mT @ (z - self.centre)[:, :, None])[:, :, 0]
-        return self.root.diagonal(dim1=1, dim2=2).log().sum(-1) - 0.5 * standard.square().sum(-1)
+        """Up to a constant, of z (..., B, p): (..., B)."""
+        standard = (self.root.mT @ (z - self.centre)[..., None])[..., 0]
+        return self._log_scale() - 0.5 * standard.square().sum(-1)
+
+    def log_prob_of_all(self, z: Tensor) -> Tensor:
+        """The same of each of z (..., L, p) by each of the normals (..., B, p): (..., L, B), as one product of matrices."""
+        flat = self.root.transpose(-3, -2).flatten(-2)
+        offset = (self.root.mT @ self.centre[..., None])[..., 0]
+        standard = (z @ flat).unflatten(-1, self.centre.shape[-2:]) - offset[..., None, :, :]
+        return self._log_scale()[..., None, :] - 0.5 * standard.square().sum(-1)
+
+    def _log_scale(self) -> Tensor:
+        return self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED
-from fmcpe.forward import coordinates, fit_forward
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, left_out
+from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.likeness import likely_distortions
 from fmcpe.networks import VelocityField
@@ -25,6 +25,7 @@ from fmcpe.sizes import choose_size
 from fmcpe.source import fit_move, fit_step
 from fmcpe.spaces import ParameterSpace, Standardiser
 from fmcpe.summary import TunedProposal, imitations, shifted, tune
+from fmcpe.surface import PriorPool
 from fmcpe.warm import FURTHEST, MANY_NUMBERS, LastRow, WarmChain, summary_for
 
 MOST_DRAWS, FEWEST_DRAWS, ALL_DRAWS = 64, 8, 6_000
@@ -42,8 +43,11 @@ _MOST = 0.5
 _CANNOT_TELL = 1.0
 """Nats by which few pairs may be wrong about which of two regressions says more."""
 
-_COMPARED = 2048
-"""Draws of the prior that left-out θ are told from."""
+_WIDER, _WIDEST = 4.0, 100.0
+"""Factor of a regression's variance that is tried, and where there is no end to it."""
+
+_COMPARED = 1024
+"""Draws of the prior that regressions are compared by."""
 
 
 class Starts:
@@ -104,6 +108,7 @@ class Starts:
         self.adapted: dict[str, TunedProposal] = {}
         self.shift_helps = False
         self._pool: Tensor | None = None
+        self._sizes: list[Size] = []
 
     def _simulate(self, simulator: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Simulations at θ of the pairs: summaries (N, S, ...), the mean of raw ones (N, ...), and these, if needed."""
@@ -145,6 +150,27 @@ class Starts:
 
     def left_out_draws(self, name: str) -> Tensor:
         """z_0 for each pair from a start that was fitted without it: (N, S, p)."""
+        draws = self._left_out_draws(name)
+        return self._as_wide_as_they_should_be(draws) if name == "inverted" else draws
+
+    def _as_wide_as_they_should_be(self, draws: Tensor) -> Tensor:
+        """Left-out draws of Bayes' rule, of regressions with as much more variance as makes these draws better.
+
+        Which regression, and how wide, was chosen by its density at the truth, which is mostly about the directions that data
+        tell well. What no polynomial describes may say nonsense, and far too surely, of those that they hardly tell.
+        """
+        sizes, evidence = self._sizes, left_out(draws, self.z)
+        while self._sizes[0].widening < _WIDEST:
+            self._sizes = [size._replace(widening=_WIDER * size.widening) for size in sizes]
+            wider = self._left_out_draws("inverted")
+            found = left_out(wider, self.z)
+            if not found.beats(evidence):
+                break
+            draws, evidence, sizes = wider, found, self._sizes
+        self._sizes = sizes
+        return draws
+
+    def _left_out_draws(self, name: str) -> Tensor:
         draws = self.z.new_empty(len(self.z), self.copies, self.z.shape[1])
         folds, y = self.small_folds, self.y
         if name == "tuned":
@@ -196,7 +222,8 @@ class Starts:
         self._pool = draw_pool(self.raw.prior, self.y.device)
         self._where = coordinates(self.y, self._pool, self.replay)
         self._reduced = self._where.reduce(self.y)
-        pairs = self.theta_inside, self._reduced, self._where, self._pool[:_COMPARED], self.small_folds
+        few = PriorPool(self.raw.prior, self._pool[:_COMPARED])
+        pairs = self.theta_inside, self._reduced, self._where, few, self.small_folds
         found = [choose_size(*pairs)]
         shown = 0 if self._where.shown is None else self._where.shown.shape[1]
         if shown and self.theta.shape[1] + shown < len(self.theta) - 2:

@@ -47,7 +47,7 @@ BOLDLY = Manner(
     rate=5e-3,
     rate_of_many=2e-2,
     half_believed=100.0,
-    steps=100,
+    steps=80,
     replays=True,
     matching=30.0,
 )
@@ -67,7 +67,7 @@ _CLIP = 5.0
 _LOOKS = 20
 _MANY_PAIRS, _MANY_NUMBERS = 100, 1000
 _IMITATED = 48
-_MOST_STEPS = 500
+_STEPS_OF_FEW, _STEPS_PER_PAIR, _MOST_STEPS = 200, 0.4, 500
 
 
 class TunedProposal(EnsembleProposal):
@@ -253,9 +253,9 @@ def imitations(pairs: int, numbers: int) -> int:
 
 def _budget(pairs: int, numbers: int, manner: Manner) -> tuple[int, int, int]:
     """Gradient steps, and pairs and simulations per step: more pairs bear more training; images cost more per step."""
-    steps = min(_MOST_STEPS, max(manner.steps, round(0.5 * pairs)))
+    steps = min(_MOST_STEPS, max(manner.steps, round(_STEPS_PER_PAIR * pairs)))
     if numbers > _MANY_NUMBERS:
         return steps, 24, 24
     if pairs < _MANY_PAIRS:
-        return 2 * steps, 16 if pairs < 30 else 32, 16
+        return _STEPS_OF_FEW, 16 if pairs < 30 else 32, 16
     return steps, 48 if pairs < 500 else 64, 8
