@@ -40,3 +40,20 @@ def in_chunks(
                 bar.update(rows.shape[0] * span)
             chunks.append(torch.cat(parts, dim=1).flatten(0, 1))
     return torch.cat(chunks)
+
+
+class Picker:
+    """Picks members of a pool, by the weights of each observation.
+
+    Args:
+        weights: Of each member for each observation, (U, M).
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        self.ladder = weights.cumsum(1)
+
+    def __call__(self, times: int) -> Tensor:
+        """Members for each observation, (U, times)."""
+        number, members = self.ladder.shape
+        height = torch.rand(number, times, device=self.ladder.device) * self.ladder[:, -1:]
+        return torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)

@@ -2,7 +2,7 @@
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
 average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs: the
-best correction has to be better than none by two standard errors of the difference (with few pairs one), and so have flows.
+best correction has to be better than none by 2.5 standard errors of the difference (with few pairs one), and flows by two.
 Where the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better. Bayes'
@@ -22,6 +22,8 @@ from fmcpe.metrics import energy_score
 PRIOR, SHARED = "prior", "shared"
 FEWEST_FOR_FLOWS = 30
 """Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
+_CLEARLY = 2.5
+"""Standard errors by which the best of several ways has to be better than none: one of them is better by two too often."""
 _FEW_PAIRS = 10
 """With so many pairs, the prior has to be better by a standard error to be the answer."""
 
@@ -79,7 +81,7 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     # what Bayes' rule does not know is computed, not guessed from the same few pairs, and fine-tuning stays near what the
     # simulator taught; another way that seems better on ten pairs is often far worse on the eleventh, outside all of them
     careful = next((name for name in (SHARED, "inverted", *(["tuned"] if few else [])) if name in evidence), best)
-    enough = 1.0 if few else 2.0
+    enough = 1.0 if few else _CLEARLY
     # data that go into the base posterior as they are can be moved as carefully; of its summary of them few pairs say little
     summarised = not evidence.keys().isdisjoint(("shifted", "tuned"))
     margin = (2.0 if summarised else 0.0) if few else 1.0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal
 
 from fmcpe._random import seeded
+from fmcpe.drawing import Picker
 from fmcpe.forward import Forward
 from fmcpe.normals import Normals
 from fmcpe.proposal import Proposal
@@ -123,7 +124,7 @@ class InvertedProposal(Proposal):
         log_likelihood = self.forward.against_all((mean, factor), each)
         best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
         start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
-        pick = _Picker((start * log_likelihood).softmax(1))
+        pick = Picker((start * log_likelihood).softmax(1))
         z, seen, start = pool[pick(copies)], each.repeat_interleave(copies, dim=0), start[:, 0]
         coarse = (start < 1).nonzero()[:, 0]
         if len(coarse):
@@ -209,12 +210,7 @@ class InvertedProposal(Proposal):
             there = there.held(moved, hold)
             gain = there.log_prob(z) - here.log_prob(moved)
             z, value, taken = _metropolis((z, value), (moved, moved_value), gain)
-            here = Normals(
-                *(
-                    torch.where(taken.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-                    for new, old in zip(there, here, strict=True)
-                )
-            )
+            here = there.where(taken, here)
             accepted.append(taken)
         return z, value, torch.stack(accepted)
 
@@ -266,23 +262,6 @@ def _metropolis(
     (z, value), (moved_z, moved_value) = stayed, moved
     accepted = torch.rand_like(value).log() < moved_value - value + log_factor
     return torch.where(accepted[:, None], moved_z, z), torch.where(accepted, moved_value, value), accepted
-
-
-class _Picker:
-    """Picks members of a pool, by the weights of each observation.
-
-    Args:
-        weights: Of each member for each observation, (U, M).
-    """
-
-    def __init__(self, weights: Tensor) -> None:
-        self.ladder = weights.cumsum(1)
-
-    def __call__(self, times: int) -> Tensor:
-        """Members for each observation, (U, times)."""
-        number, members = self.ladder.shape
-        height = torch.rand(number, times, device=self.ladder.device) * self.ladder[:, -1:]
-        return torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
 
 
 class OfBase(nn.Module):

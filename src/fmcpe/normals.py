@@ -42,6 +42,11 @@ class Normals(NamedTuple):
             torch.linalg.cholesky(precision + hold * torch.eye(precision.shape[1]).to(precision)).to(self.root),
         )
 
+    def where(self, these: Tensor, others: Normals) -> Normals:
+        """These in rows that are marked, (B,), and the others' in the rest."""
+        centre = torch.where(these[:, None], self.centre, others.centre)
+        return Normals(centre, torch.where(these[:, None, None], self.root, others.root))
+
     def sample(self) -> Tensor:
         return self.away(torch.randn_like(self.centre))
 
