@@ -164,7 +164,7 @@ class Starts:
             self._sizes = [size._replace(widening=_WIDER * size.widening) for size in sizes]
             wider = self._left_out_draws("inverted")
             found = left_out(wider, self.z)
-            if not found.beats(evidence):
+            if found.mean > evidence.mean:  # in doubt, the less sure
                 break
             draws, evidence, sizes = wider, found, self._sizes
         self._sizes = sizes
