@@ -448,3 +448,40 @@ def test_the_base_posterior_is_asked_about_data_only_where_flows_follow(base_wit
     assert posterior.stages == "inverted" and not inverted.asks_base
     monkeypatch.setattr(inverted.base, "summarise", None)
     assert posterior.sample((5,), x=pairs[1][0], show_progress_bars=False).shape == (5, 2)
+
+
+def test_rounded_data_that_repeat_themselves_are_drawn_together(monkeypatch):
+    """Runs of equal observations, unequally long, are not drawn one by one; each keeps its own posterior."""
+    theta, y = linear(300, 0.5)
+    proposal, asked = fit(theta, y, GAUSSIAN), []
+    inner = InvertedProposal._draw_z
+    monkeypatch.setattr(InvertedProposal, "_draw_z", lambda self, each, n: asked.append(n) or inner(self, each, n))
+    seen = proposal.summarise(y[:40]).repeat_interleave(torch.arange(40) % 3 + 1, dim=0)
+    assert proposal.sample(seen).shape == (len(seen), 2)
+    assert sorted(asked) == [1, 2, 3]
+    counts = torch.tensor([1500, 3, 1500])
+    found = proposal.sample(proposal.summarise(y[:3]).repeat_interleave(counts, dim=0)).split(counts.tolist())
+    for rows, observed in ((found[0], y[0]), (found[2], y[2])):
+        torch.testing.assert_close(rows.mean(0), exact(observed, 0.5).mean, atol=0.15, rtol=0)
+
+
+@pytest.mark.parametrize("noise", [1e-2, 1e-4])
+def test_the_density_of_a_very_sharp_posterior_is_not_rounded_away(noise):
+    theta, y = linear(40, noise)
+    proposal = fit(theta, y, GAUSSIAN, Size(1, 4))
+    drawn = draws(proposal, y[:1], 200)[:, 0]
+    forward, seen = proposal.forward, proposal.forward.see(y[:1])
+    found = proposal.log_prob(drawn, proposal.summarise(y[:1]))[:, 0]
+    truth = forward.row_by_row(forward.expect(drawn), seen) + GAUSSIAN.log_prob(drawn)  # but for a constant
+    assert float((found - truth).std()) < 0.05
+
+
+def test_parameters_that_depend_on_their_own_z_alone_are_found_to_do_so():
+    mixed = MultivariateNormal(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
+    for prior in (GAUSSIAN, BoxUniform(-torch.ones(4), torch.ones(4)), mixed):
+        pool = PriorPool(prior, prior.sample((500,)))
+        assert pool.one_by_one
+        z, slope = pool.z[:9], torch.randn(9, pool.space.dim, 3)
+        theta = pool.space.to_theta(z)
+        whole = pool.theta_by_z(z, theta) @ slope
+        torch.testing.assert_close(pool.slopes_along_z(z, theta, slope), whole, atol=2e-2, rtol=2e-2)

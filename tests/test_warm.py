@@ -266,6 +266,17 @@ def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
     assert choose(harmless | {"prior": Evidence(0.9 * torch.ones(40))}, 40) == "prior"
 
 
+def test_repeated_measurements_are_not_evidence_of_their_own():
+    """A pair fifty times over says no more than the pair."""
+    torch.manual_seed(0)
+    draws, truth = torch.randn(6, 20, 2), torch.randn(6, 2)
+    groups = torch.arange(6).repeat_interleave(50)
+    many, few = left_out(draws[groups], truth[groups], groups), left_out(draws, truth)
+    torch.testing.assert_close(many.scores, few.scores)
+    worse = left_out(draws + 0.3, truth)
+    assert many.gain_on(worse) == pytest.approx(few.gain_on(worse))
+
+
 def test_in_doubt_few_pairs_speak_for_fine_tuning_where_there_is_no_such_regression():
     """A regression that is lucky on ten pairs is often far off on the eleventh."""
     noise = torch.tensor([1.0, -1.0]).repeat(30)

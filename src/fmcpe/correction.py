@@ -56,8 +56,8 @@ class FMCPE:
             only. Without one, `fit` needs ``x=``, simulations paired with `theta`.
         prior: The prior of the simulations, where `posterior` does not carry it.
         recipe: ``"default"``, ``"paper"`` or a `Recipe`.
-        stages: ``"joint"``; ``"sequential"`` trains u_X first, then u_Θ on its frozen source; ``"x-only"`` stops at θ_0;
-            ``"theta-only"`` starts u_Θ from the base posterior at y itself.
+        stages: ``"joint"``; ``"sequential"`` trains u_X first, then u_Θ on its frozen source (the default recipe always does
+            so); ``"x-only"`` stops at θ_0; ``"theta-only"`` starts u_Θ from the base posterior at y itself.
         embedding_net: Network that embeds (standardised) observations for both velocity fields of the paper's algorithm, which
             it implies, whatever the recipe; by default one that suits their shape.
         device: Where the flows are trained.
@@ -104,7 +104,7 @@ class FMCPE:
         theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.raw_shape)
         if theta.shape[0] < 10:
             warnings.warn(
-                f"only {theta.shape[0]} calibration pairs: so few cannot say when training should stop, and the result may be "
+                f"only {theta.shape[0]} calibration pairs: so few say little of what is wrong, and the result may be "
                 "badly calibrated. Ten or more are advised.",
                 FMCPEWarning,
                 stacklevel=2,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose, left_out
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose
 from fmcpe.networks import VelocityField
 from fmcpe.refine import refine
 from fmcpe.sizes import FEWEST_PAIRS
@@ -55,29 +55,39 @@ class CrossFit:
                 continue
             with self._timed(name):
                 draws[name] = starts.left_out_draws(name)
-                evidence[name] = left_out(draws[name], starts.z)
+                evidence[name] = starts.evidence(draws[name])
             if name == "shifted":
                 best = min(value.mean for way, value in evidence.items() if way != "inverted")
                 starts.shift_helps = best == evidence[name].mean and evidence[name].beats(evidence["uncorrected"])
         if cannot_be_told_apart(evidence, starts.distinct):
             half = torch.rand(starts.z.shape[0], starts.copies, 1, device=starts.z.device) < 0.5
             draws[SHARED] = torch.where(half, draws["inverted"], draws["shifted"])
-            evidence[SHARED] = left_out(draws[SHARED], starts.z)
+            evidence[SHARED] = starts.evidence(draws[SHARED])
         kept = choose(evidence, starts.distinct)
         flows: Sequence[VelocityField] = ()
-        _warn_of_little_information(kept, evidence, starts.distinct)
+        doubt = _doubt(kept, evidence, starts.distinct, len(starts.z))
+        if doubt:
+            warnings.warn(doubt, FMCPEWarning, stacklevel=4)
         if kept != PRIOR and stages != "x-only" and starts.distinct >= FEWEST_FOR_FLOWS:
             refined = f"{kept}, flows"
             with self._timed("flows"):
                 members, carried = refine(draws[kept], starts.z, starts.features, starts.folds, starts.recipe)
-                evidence[refined] = left_out(carried, starts.z)
+                evidence[refined] = starts.evidence(carried)
             # they were stopped by the very pairs that are their evidence: one standard error would come too easily
             if evidence[refined].beats(evidence[kept], 2.0):
                 flows = members
         chain = starts.final(kept, flows)
-        history = {f"evidence_{name}": [value.mean] for name, value in evidence.items()}
+        name = f"{kept}, flows" if flows else kept
+        history = {f"evidence_{way}": [value.mean] for way, value in evidence.items()}
+        if starts.distinct > 1:  # with standard errors
+            history = {
+                way: [*mean, *evidence[name].gain_on(evidence[way.removeprefix("evidence_")])]
+                for way, mean in history.items()
+            }
         history |= {f"seconds_{name}": [value] for name, value in self.seconds.items()}
-        return chain, f"{kept}, flows" if flows else kept, history
+        if doubt and kept != PRIOR:
+            history["doubt"] = [1.0]
+        return chain, name, history
 
     def _ways(self, stages: str) -> Iterator[str]:
         """What competes; the prior and the uncorrected posterior always do."""
@@ -113,7 +123,7 @@ class CrossFit:
         draws = self.starts.draws_for_simulations()
         if draws is None:
             return False
-        return min(value.mean for value in evidence.values()) <= _NEARLY * left_out(draws, self.starts.z).mean
+        return min(value.mean for value in evidence.values()) <= _NEARLY * self.starts.evidence(draws).mean
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -122,23 +132,22 @@ class CrossFit:
         self.seconds[name] = time.perf_counter() - started
 
 
-def _warn_of_little_information(kept: str, evidence: dict[str, Evidence], distinct: int) -> None:
-    """A warning where nothing, or hardly anything, is better than the prior."""
+def _doubt(kept: str, evidence: dict[str, Evidence], distinct: int, pairs: int) -> str | None:
+    """What to say where nothing, or hardly anything, is better than the prior."""
     if distinct == 1:
-        message = (
-            "all calibration pairs have the same parameters: nothing shows what a correction does at others, and none is made. "
+        answer = "the prior is the answer" if kept == PRIOR else "the answer is the base posterior as it came"
+        return (
+            f"all calibration pairs have the same parameters: nothing shows what a correction does at others, and {answer}. "
             "Measure pairs at different parameters."
         )
-    elif kept == PRIOR:
-        message = (
+    if kept == PRIOR:
+        return (
             "the calibration pairs carry no information that could be found: no posterior predicts left-out pairs better "
             "than the prior does, and the prior is the answer. Check that each row of theta belongs to its row of y."
         )
-    elif not evidence[kept].beats(evidence[PRIOR], 2.0):
-        message = (
-            f"{len(evidence[kept].scores)} calibration pairs hardly show that the answer is better than the prior. Check that "
+    if not evidence[kept].beats(evidence[PRIOR], 2.0):
+        return (
+            f"{pairs} calibration pairs hardly show that the answer is better than the prior. Check that "
             "each row of theta belongs to its row of y, and measure more pairs."
         )
-    else:
-        return
-    warnings.warn(message, FMCPEWarning, stacklevel=5)
+    return None

@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
     """Left-out energy scores of one way to answer."""
 
     scores: Tensor
-    """One for each pair."""
+    """One for each pair; of pairs with the same θ, which err together, their mean."""
 
     @property
     def mean(self) -> float:
@@ -40,19 +40,31 @@ class Evidence(NamedTuple):
 
     def beats(self, other: Evidence, standard_errors: float = 1.0) -> bool:
         """Whether the mean difference, pair by pair, is more than so many of its standard errors."""
+        gain, error = self.gain_on(other)
+        return gain > standard_errors * error
+
+    def gain_on(self, other: Evidence) -> tuple[float, float]:
+        """By how much this is better than the other, pair by pair, and the standard error of that."""
         gain = other.scores - self.scores
-        error = gain.std() / len(gain) ** 0.5 if len(gain) > 1 else torch.tensor(torch.inf)
-        return bool(gain.mean() > standard_errors * error)
+        return float(gain.mean()), float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else torch.inf
 
 
 _EDGE = 3.0
 """How far from the middle, in z, evidence looks: a θ on a bound of the prior is infinitely far, and all that would count."""
 
 
-def left_out(draws: Tensor, truth: Tensor) -> Evidence:
-    """The evidence in draws (N, S, p) for left-out pairs with the truth (N, p), both in z."""
+def left_out(draws: Tensor, truth: Tensor, groups: Tensor | None = None) -> Evidence:
+    """The evidence in draws (N, S, p) for left-out pairs with the truth (N, p), both in z.
+
+    `groups` numbers pairs with the same θ alike, (N,), from 0 on; without it, no two have the same.
+    """
     draws, truth = (z.clamp(-_EDGE, _EDGE).cpu() for z in (draws, truth))
-    return Evidence(energy_score(draws.movedim(0, 1), truth, reduce=False))
+    scores = energy_score(draws.movedim(0, 1), truth, reduce=False)
+    if groups is None or int(groups.max()) + 1 == len(scores):
+        return Evidence(scores)
+    groups = groups.cpu()
+    sums = torch.zeros(int(groups.max()) + 1, dtype=scores.dtype).index_add(0, groups, scores)
+    return Evidence(sums / groups.bincount())
 
 
 def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:

@@ -102,10 +102,13 @@ class InvertedProposal(Proposal):
     def _draw_inverted(self, x: Tensor) -> Tensor:
         # draws of one observation come one after the other: what the pool says of it is asked once
         each, counts = torch.unique_consecutive(x[:, : self.forward.size.directions], dim=0, return_counts=True)
-        if bool((counts == counts[0]).all()):
-            return self._surface.space.to_theta(self._draw_all(each, int(counts[0])))
-        parts = zip(each.split(1), counts.tolist(), strict=True)
-        return self._surface.space.to_theta(torch.cat([self._draw_all(one, copies) for one, copies in parts]))
+        z = x.new_empty(len(x), self._surface.space.dim)
+        for (
+            copies
+        ) in counts.unique().tolist():  # data that are rounded repeat themselves: together with others as often
+            rows = (counts == copies).repeat_interleave(counts)
+            z[rows] = self._draw_all(each[counts == copies], copies)
+        return self._surface.space.to_theta(z)
 
     def _draw_all(self, each: Tensor, copies: int) -> Tensor:
         """So many z for each observation, (U, q) -> (U * copies, p), some of them at a time."""
@@ -163,7 +166,7 @@ class InvertedProposal(Proposal):
         log_p = self._surface.values(drawn.flatten(0, 1), each.repeat_interleave(len(tried), dim=0)).unflatten(
             0, log_q.shape
         )
-        weights = (log_p - log_q).softmax(1).nan_to_num(0.0)
+        weights = (log_p - log_q).softmax(1).nan_to_num(0.0).clamp_min(1e-30)
         # on the sharpest of bent ridges no draw of a straight normal counts: where climbers arrived is better then
         fits = 1 / weights.square().sum(1).clamp_min(1e-12) > _FITS * len(tried)
         index = torch.multinomial(torch.where(fits[:, None], weights, 1.0), copies, replacement=True)
@@ -221,7 +224,9 @@ class InvertedProposal(Proposal):
         inside = self._inside(theta)
         safe = torch.where(inside[:, None], theta, self.pool[:1])
         prior = self.prior.log_prob(safe).to(theta)
-        joint = self.forward.against_all(self.forward.expect(safe), seen).T + prior[:, None]
+        # in double: where noise is small, distances are small differences of large numbers
+        mean, factor = (part.double() for part in self.forward.expect(safe))
+        joint = self.forward.against_all((mean, factor), seen.double()).T.to(theta) + prior[:, None]
         inverted = joint - self.log_evidence(seen)
         if self.share == 1:
             return inverted

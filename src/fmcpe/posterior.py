@@ -26,7 +26,7 @@ class CorrectedPosterior(NeuralPosterior):
         corrector: The trained chain.
         recipe: The hyper-parameters it was trained with.
         stages: Which stages it has.
-        history: Losses by epoch.
+        history: Losses by epoch, or the evidence for each way to answer; seconds.
         num_pairs: How many calibration pairs it has seen.
         method: The name of the method that made it.
     """

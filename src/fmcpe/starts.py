@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, left_out
+from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, left_out
 from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.likeness import likely_distortions
@@ -99,8 +99,8 @@ class Starts:
         self.summary = summary_for(flat)
         self.y_scale = Standardiser(self.summary(self.prepared))
         self.features = self.y_scale(self.summary(self.prepared)).clamp(-FURTHEST, FURTHEST)
-        groups, self.distinct = _groups(theta)
-        order = torch.randperm(self.distinct, device=y.device)[groups]
+        self.groups, self.distinct = _groups(theta)
+        order = torch.randperm(self.distinct, device=y.device)[self.groups]
         self.folds = order % min(recipe.folds, self.distinct)
         # closed forms are cheap: with few pairs, more folds leave out less
         self.small_folds = order % min(10, self.distinct) if self.distinct <= 100 else self.folds
@@ -159,11 +159,11 @@ class Starts:
         Which regression, and how wide, was chosen by its density at the truth, which is mostly about the directions that data
         tell well. What no polynomial describes may say nonsense, and far too surely, of those that they hardly tell.
         """
-        sizes, evidence = self._sizes, left_out(draws, self.z)
+        sizes, evidence = self._sizes, self.evidence(draws)
         while self._sizes[0].widening < _WIDEST:
             self._sizes = [size._replace(widening=_WIDER * size.widening) for size in sizes]
             wider = self._left_out_draws("inverted")
-            found = left_out(wider, self.z)
+            found = self.evidence(wider)
             if found.mean > evidence.mean:  # in doubt, the less sure
                 break
             draws, evidence, sizes = wider, found, self._sizes
@@ -187,6 +187,10 @@ class Starts:
                 z0 = self.start(name, outside).draw_z0(self.prepared[inside], self.copies)
             draws[inside] = z0.unflatten(0, (len(inside), self.copies))
         return draws
+
+    def evidence(self, draws: Tensor) -> Evidence:
+        """What left-out draws, (N, S, p), say."""
+        return left_out(draws, self.z, self.groups)
 
     def draws_for_simulations(self) -> Tensor | None:
         """z_0 of the base posterior for a simulation at θ of each pair, (N, S, p), where there are simulations."""

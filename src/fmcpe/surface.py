@@ -32,7 +32,8 @@ class PriorPool:
         self.z = self.space.to_z_safely(theta)
         covariance = torch.cov(self.z.T.double()).reshape(self.space.dim, self.space.dim)
         self.precision = torch.linalg.inv(covariance + 1e-6 * torch.eye(len(covariance)).to(covariance))
-        change = self.theta_by_z(self.z[:_TRIED], theta[:_TRIED])
+        some = self.z[:_TRIED]
+        change = self.theta_by_z(some, self.space.to_theta(some))
         self.one_by_one = bool((change == torch.diag_embed(change.diagonal(dim1=1, dim2=2))).all())
         """Whether each parameter depends on its own z alone."""
 

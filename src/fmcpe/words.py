@@ -24,11 +24,11 @@ _WAYS = _STARTS | {f"{name}, flows": f"{says}, refined by flow matching" for nam
 
 def in_words(posterior: CorrectedPosterior) -> str:
     """What was fitted, in words."""
-    flows = posterior.method == "FMCPE"
+    corrected = posterior.method == "FMCPE"
     lines = [
-        f"{'Corrected posterior' if flows else f'Posterior by {posterior.method}'} of {posterior.corrector.space.dim} "
+        f"{'Corrected posterior' if corrected else f'Posterior by {posterior.method}'} of {posterior.corrector.space.dim} "
         f"parameter(s) given observations of shape {tuple(posterior.observation_shape)}.",
-        f"Fitted on {posterior.num_pairs} calibration pairs{f', stages: {posterior.stages},' if flows else ''} "
+        f"Fitted on {posterior.num_pairs} calibration pairs{f', stages: {posterior.stages},' if corrected else ''} "
         f"in {posterior.history['seconds'][0]:.1f} s.",
     ]
     for name, what in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
@@ -38,11 +38,18 @@ def in_words(posterior: CorrectedPosterior) -> str:
                 f"{what}: validation loss {losses[0]:.3g} at the first of {len(losses)} looks, lowest "
                 f"{min(losses):.3g} (look {losses.index(min(losses)) + 1})."
             )
-    scores = {k.removeprefix("evidence_"): v[0] for k, v in posterior.history.items() if k.startswith("evidence_")}
+    scores = {k.removeprefix("evidence_"): v for k, v in posterior.history.items() if k.startswith("evidence_")}
     if scores:
-        listed = ", ".join(f"{_WAYS[name]} {value:.3f}" for name, value in sorted(scores.items(), key=lambda i: i[1]))
-        lines.append(f"Energy score on pairs left out of the fit (lower is better): {listed}.")
+        lines.append("Energy score on pairs left out of the fit, in standardised parameters (lower is better):")
+        for name, (value, *gain) in sorted(scores.items(), key=lambda item: item[1][0]):
+            kept = name == posterior.stages
+            lines.append(f"  {value:.3f}  {_WAYS[name]}{' (kept)' if kept else _difference(*gain)}")
         lines.append(f"Kept: {_WAYS[posterior.stages]}.")
+        best = min(scores, key=lambda name: scores[name][0])
+        if posterior.stages not in ("prior", "uncorrected", best):
+            lines.append("What seems better on these pairs is not clearly so, and what is kept errs less in general.")
+        if "doubt" in posterior.history:
+            lines.append("The pairs hardly show that this is better than the prior: measure more of them.")
         if posterior.stages == "prior":
             lines.append("The calibration pairs carry no information that could be found: this posterior is the prior.")
         elif posterior.stages == "uncorrected":
@@ -51,3 +58,10 @@ def in_words(posterior: CorrectedPosterior) -> str:
     if clamped:
         lines.append(f"{clamped:.1%} of the last base draws fell outside the prior and were moved to its edge.")
     return "\n".join(lines)
+
+
+def _difference(gain: float | None = None, error: float | None = None) -> str:
+    """By how much a way is worse than what is kept."""
+    if gain is None or error is None:  # a file of an earlier version
+        return ""
+    return f" (worse by {gain:.3f} ± {error:.3f})" if gain >= 0 else f" (better by {-gain:.3f} ± {error:.3f})"
