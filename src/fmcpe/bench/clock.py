@@ -32,7 +32,7 @@ _WRAPPED = (
     ("closed forms", "fmcpe.starts", "fit_shift"),
     ("closed forms", "fmcpe.starts", "fit_forward"),
     ("closed forms", "fmcpe.starts", "choose_size"),
-    ("evidence", "fmcpe.crossfit", "left_out"),
+    ("evidence", "fmcpe.starts", "left_out"),
     ("evidence", "fmcpe.refine", "_held_out_loss"),
 )
 """What counts for which part; a name that is not there in this version is skipped."""
