@@ -79,11 +79,9 @@ class CrossFit:
         chain = starts.final(kept, flows)
         name = f"{kept}, flows" if flows else kept
         history = {f"evidence_{way}": [value.mean] for way, value in evidence.items()}
-        if starts.distinct > 1:  # with standard errors
-            history = {
-                way: [*mean, *evidence[name].gain_on(evidence[way.removeprefix("evidence_")])]
-                for way, mean in history.items()
-            }
+        if starts.distinct > 1:  # by how much what is kept is better, and the standard error of that
+            for way, value in evidence.items():
+                history[f"evidence_{way}"] += evidence[name].gain_on(value)
         history |= {f"seconds_{name}": [value] for name, value in self.seconds.items()}
         if doubt and kept != PRIOR:
             history["doubt"] = [1.0]

@@ -103,11 +103,10 @@ class InvertedProposal(Proposal):
         # draws of one observation come one after the other: what the pool says of it is asked once
         each, counts = torch.unique_consecutive(x[:, : self.forward.size.directions], dim=0, return_counts=True)
         z = x.new_empty(len(x), self._surface.space.dim)
-        for (
-            copies
-        ) in counts.unique().tolist():  # data that are rounded repeat themselves: together with others as often
-            rows = (counts == copies).repeat_interleave(counts)
-            z[rows] = self._draw_all(each[counts == copies], copies)
+        # data that are rounded repeat themselves: those that do so equally often are drawn together
+        for copies in counts.unique().tolist():
+            these = counts == copies
+            z[these.repeat_interleave(counts)] = self._draw_all(each[these], copies)
         return self._surface.space.to_theta(z)
 
     def _draw_all(self, each: Tensor, copies: int) -> Tensor:

@@ -47,7 +47,7 @@ def in_words(posterior: CorrectedPosterior) -> str:
         lines.append(f"Kept: {_WAYS[posterior.stages]}.")
         best = min(scores, key=lambda name: scores[name][0])
         if posterior.stages not in ("prior", "uncorrected", best):
-            lines.append("What seems better on these pairs is not clearly so, and what is kept errs less in general.")
+            lines.append("What seems better on these pairs is not clearly so: in doubt, the more careful way is kept.")
         if "doubt" in posterior.history:
             lines.append("The pairs hardly show that this is better than the prior: measure more of them.")
         if posterior.stages == "prior":
