@@ -13,7 +13,8 @@ from fmcpe import tasks
 from fmcpe.bench.clock import timed_parts
 from fmcpe.bench.fitting import build
 from fmcpe.bench.measure import measured, reference_draws
-from fmcpe.bench.plan import EXPERIMENTS, METHODS, PRESETS, WITHOUT_PAIRS, plan
+from fmcpe.bench.plan import EXPERIMENTS, METHODS, WITHOUT_PAIRS, plan
+from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.units import Evaluation, Unit, options
 from fmcpe.bench.work import BASE_FILE, _timed, load_base, perform
 from fmcpe.cli import main

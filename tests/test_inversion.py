@@ -11,11 +11,13 @@ from torch.distributions import Independent, MultivariateNormal, Normal
 
 import fmcpe
 from fmcpe import FMCPE, metrics
-from fmcpe.adapters import PriorProposal
 from fmcpe.diagnostics import central_coverage
+from fmcpe.evidence import Evidence
 from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, draw_pool
+from fmcpe.proposal import PriorProposal
 from fmcpe.sizes import choose_size, log_gains
+from fmcpe.starts import Starts
 from fmcpe.surface import PriorPool, Surface
 
 GAUSSIAN = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
@@ -131,6 +133,18 @@ def test_draws_lie_all_along_a_bent_ridge():
     mean, square = (1 / 0.3 - 1) / total, -math.log(0.3) / total
     assert float(drawn[:, 3].mean()) == pytest.approx(mean, abs=0.06)
     assert float(drawn[:, 3].std()) == pytest.approx((square - mean**2) ** 0.5, rel=0.25)
+
+
+def test_draws_of_one_call_are_as_far_apart_as_draws_of_several():
+    """Draws that share where they start would look surer of themselves than the posterior is."""
+    prior = BoxUniform(torch.full((4,), 0.05), torch.ones(4))
+    theta = prior.sample((400,))
+    proposal = fit(theta, theta[:, :3] * theta[:, 3:] + 0.002 * torch.randn(400, 3), prior)
+    y = 0.1 + 0.3 * torch.rand(150, 3)
+    calls = torch.stack([draws(proposal, y, 8) for _ in range(4)])  # (4, 8, 150, p)
+    within = torch.stack([(calls[:, i] - calls[:, j]).norm(dim=-1).mean() for i in range(8) for j in range(i)]).mean()
+    between = torch.stack([(calls[i] - calls[j]).norm(dim=-1).mean() for i in range(4) for j in range(i)]).mean()
+    assert 0.85 < float(within / between) < 1.05  # 0.63 where each draw brings a start of its own
 
 
 def test_both_modes_are_found():
@@ -439,6 +453,27 @@ def test_a_regression_that_is_too_sure_is_made_wider(base, monkeypatch, widening
     truth = PRIOR.sample((300,))
     drawn = posterior.sample_batched((100,), x=observe(truth), seed=0, show_progress_bars=False)
     assert float(central_coverage(drawn, truth, 0.8).min()) > 0.68
+
+
+@pytest.mark.parametrize(
+    ("pairs", "scores", "kept"),
+    [
+        (100, {1: 0.0, 4: 0.05, 16: 0.5}, 4),  # worse by half a standard error, then by five
+        (100, {1: 0.0, 4: 0.05, 16: 0.09, 64: 0.4}, 16),  # each compared with the best, not with the last
+        (100, {1: 0.0, 4: 0.2}, 1),
+        (10, {1: 0.0, 4: 0.05}, 1),  # of ten pairs nearly everything is within a standard error
+        (10, {1: 0.0, 4: -0.05, 16: 0.1}, 4),
+    ],
+)
+def test_in_doubt_regressions_are_the_less_sure(monkeypatch, pairs, scores, kept):
+    noise = torch.randn(pairs)
+    noise = (noise - noise.mean()) / noise.std() * 0.1 * pairs**0.5  # a standard error of 0.1 for each step
+    starts = object.__new__(Starts)
+    starts._sizes, starts.distinct = [Size(1, 3)], pairs
+    monkeypatch.setattr(Starts, "_left_out_draws", lambda self, _: self._sizes[0].widening)
+    monkeypatch.setattr(Starts, "evidence", lambda self, wide: Evidence(scores[wide] + math.log(wide, 4) * noise))
+    assert starts._as_wide_as_they_should_be(1) == kept
+    assert starts._sizes[0].widening == kept
 
 
 def test_the_base_posterior_is_asked_about_data_only_where_flows_follow(base_with_embedding, pairs, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributions import Distribution
 from fmcpe._checks import parameter_dim
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
+from fmcpe.splines import natively
 
 
 class DensityProposal(Proposal):
@@ -25,11 +27,18 @@ class DensityProposal(Proposal):
     def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
         self.posterior = posterior
         self.estimator = posterior.posterior_estimator.eval()
+        self._net: nn.Module | None = None
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
     def _flow(self, x: Tensor) -> Any:
         """The conditional distribution for each row of x; sbi's wrapper embeds each x anew for every θ."""
-        return self.estimator.net(self.estimator.embedding_net(x))
+        return self._flow_of(self.estimator.embedding_net(x))
+
+    def _flow_of(self, seen: Tensor) -> Any:
+        """The same for rows as the embedding sees them, by the faster way to ask where there is one."""
+        if self._net is None:
+            self._net = natively(self.estimator.net, own_weights=False) or self.estimator.net
+        return self._net(seen)
 
     def _draw(self, x: Tensor) -> Tensor:
         if isinstance(self.estimator, ZukoFlow):
@@ -59,6 +68,17 @@ class DensityProposal(Proposal):
         """Multiply the spread of these numbers, in draws and in the density."""
         self.estimator.net.base.scale.mul_(factor)  # a buffer: files hold it
 
+    def with_estimator(self, estimator: nn.Module) -> DensityProposal:
+        """The same posterior, its draws and density those of another estimator."""
+        posterior = object.__new__(type(self.posterior))
+        posterior.__dict__.update(
+            self.posterior.__dict__
+        )  # `copy.copy` of sbi's posteriors would share the dictionary itself
+        posterior.posterior_estimator = estimator
+        posterior.potential_fn = copy.copy(posterior.potential_fn)
+        posterior.potential_fn.posterior_estimator = estimator
+        return DensityProposal(posterior, self.prior)
+
     @property
     def embedding(self) -> nn.Module | None:
         net = getattr(self.estimator, "embedding_net", None)
@@ -79,6 +99,7 @@ class DensityProposal(Proposal):
 
     def to(self, device: str | torch.device) -> Proposal:
         self.estimator.to(device)
+        self._net = None  # which shares weights, but not where they were put
         return self
 
 
@@ -99,7 +120,7 @@ class SummaryProposal(DensityProposal):
         return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
 
     def _flow(self, x: Tensor) -> Any:
-        return self.estimator.net(x)
+        return self._flow_of(x)
 
 
 class VectorFieldProposal(Proposal):
@@ -207,32 +228,6 @@ class CallableProposal(Proposal):
         n, k = theta.shape[0], x.shape[0]
         flat = self.density(theta.repeat_interleave(k, dim=0), x.repeat(n, *([1] * (x.ndim - 1))))
         return torch.as_tensor(flat).to(theta).reshape(n, k)
-
-
-class PriorProposal(Proposal):
-    """The prior, whatever x: the answer of somebody who has learned nothing.
-
-    Args:
-        prior: The prior.
-        x_shape: Shape of one observation.
-    """
-
-    def __init__(self, prior: Distribution, x_shape: torch.Size) -> None:
-        super().__init__(prior, x_shape)
-
-    def _draw(self, x: Tensor) -> Tensor:
-        return self.prior.sample((x.shape[0],)).to(x.device, torch.float32)
-
-    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
-        inside = self._inside(theta)
-        density = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
-        # a uniform prior forgets θ: its gradient is zero, not missing
-        flat = 0.0 * theta[inside].sum(-1)
-        density = density.index_put((inside,), self.prior.log_prob(theta[inside]).to(density) + flat)
-        return density[:, None].expand(-1, x.shape[0])
-
-    def _may_leak(self) -> bool:
-        return False
 
 
 def as_proposal(posterior: Any, prior: Distribution | None = None, log_prob: Callable | None = None) -> Proposal:

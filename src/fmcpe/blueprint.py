@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe._checks import parameter_dim
-from fmcpe.adapters import DensityProposal, PriorProposal, as_proposal
+from fmcpe.adapters import DensityProposal, as_proposal
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
 from fmcpe.corrector import Corrector
@@ -23,7 +23,7 @@ from fmcpe.inversion import InvertedProposal
 from fmcpe.networks import VelocityField, embedding_width
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
-from fmcpe.proposal import Proposal
+from fmcpe.proposal import PriorProposal, Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.shift import Shift
 from fmcpe.source import Move, Step
@@ -261,15 +261,15 @@ def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPoste
 
 def _with_weights(proposal: DensityProposal, state: dict[str, Tensor], path: str | Path) -> DensityProposal:
     """A copy of a base posterior with the weights of the file."""
-    posterior = copy.deepcopy(proposal.posterior)
+    estimator = copy.deepcopy(proposal.estimator)
     try:
-        posterior.posterior_estimator.load_state_dict(state)
+        estimator.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(
             f"posterior has a network unlike the one in {path} ({str(error).splitlines()[0]}); the base posterior that the "
             "file was made with was expected."
         ) from error
-    return DensityProposal(posterior, proposal.prior)
+    return proposal.with_estimator(estimator)
 
 
 def _embedding(description: dict[str, Any] | None, given: nn.Module | None, path: str | Path) -> nn.Module:

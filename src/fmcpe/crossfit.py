@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose
+from fmcpe.evidence import ENOUGH_PAIRS, PRIOR, SHARED, Evidence, cannot_be_told_apart, choose
 from fmcpe.networks import VelocityField
 from fmcpe.refine import refine
 from fmcpe.sizes import FEWEST_PAIRS
@@ -68,7 +68,7 @@ class CrossFit:
         doubt = _doubt(kept, evidence, starts.distinct, len(starts.z))
         if doubt:
             warnings.warn(doubt, FMCPEWarning, stacklevel=4)
-        if kept != PRIOR and stages != "x-only" and starts.distinct >= FEWEST_FOR_FLOWS:
+        if kept != PRIOR and stages != "x-only" and starts.distinct >= ENOUGH_PAIRS:
             refined = f"{kept}, flows"
             with self._timed("flows"):
                 members, carried = refine(draws[kept], starts.z, starts.features, starts.folds, starts.recipe)
@@ -103,7 +103,7 @@ class CrossFit:
             return
         if self.starts.can_move:
             # a step on top of the move is one regression more than few pairs bear
-            yield "x-only" if self.starts.distinct < FEWEST_FOR_FLOWS else "moved"
+            yield "x-only" if self.starts.distinct < ENOUGH_PAIRS else "moved"
         if self._can_invert():
             yield "inverted"
         if can_be_tuned(self.starts.raw):
@@ -113,7 +113,7 @@ class CrossFit:
 
     def _can_invert(self) -> bool:
         """Whether real data regressed on θ say anything of it."""
-        least = _LEAST_OF_FEW if self.starts.distinct < FEWEST_FOR_FLOWS else _LEAST_GAIN
+        least = _LEAST_OF_FEW if self.starts.distinct < ENOUGH_PAIRS else _LEAST_GAIN
         return len(self.starts.theta) >= FEWEST_PAIRS and self.starts.gain_of_inversion() > least
 
     def _is_as_good_as_it_gets(self, evidence: dict[str, Evidence]) -> bool:

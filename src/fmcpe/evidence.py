@@ -20,8 +20,8 @@ from torch import Tensor
 from fmcpe.metrics import energy_score
 
 PRIOR, SHARED = "prior", "shared"
-FEWEST_FOR_FLOWS = 30
-"""Pairs from which a flow is tried: what fewer say of its shape is luck, and so is their evidence for it."""
+ENOUGH_PAIRS = 30
+"""Pairs from which evidence tells ways apart, and a flow is tried: what fewer say of its shape is luck."""
 _CLEARLY = 2.5
 """Standard errors by which the best of several ways has to be better than none: one of them is better by two too often."""
 _FEW_PAIRS = 10
@@ -73,7 +73,7 @@ def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:
     Both are wrong then, but in different ways, where pairs are missing: half of the draws each is better than either. Shifted
     data that say hardly more than the prior does get no share.
     """
-    if pairs >= FEWEST_FOR_FLOWS or not {"inverted", "shifted"} <= evidence.keys():
+    if pairs >= ENOUGH_PAIRS or not {"inverted", "shifted"} <= evidence.keys():
         return False
     inverted, shifted = evidence["inverted"], evidence["shifted"]
     informed = shifted.beats(evidence[PRIOR], 2.0)
@@ -89,7 +89,7 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     """The way to start that the evidence of so many pairs speaks for."""
     corrections = [name for name in evidence if name not in (PRIOR, "uncorrected")]
     best = min(corrections, key=lambda name: evidence[name].mean, default="uncorrected")
-    few = pairs < FEWEST_FOR_FLOWS
+    few = pairs < ENOUGH_PAIRS
     # what Bayes' rule does not know is computed, not guessed from the same few pairs, and fine-tuning stays near what the
     # simulator taught; another way that seems better on ten pairs is often far worse on the eleventh, outside all of them
     careful = next((name for name in (SHARED, "inverted", *(["tuned"] if few else [])) if name in evidence), best)

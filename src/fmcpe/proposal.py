@@ -134,3 +134,29 @@ class Proposal(ABC):
         theta = torch.nan_to_num(theta, nan=0.0)
         theta = theta if lower is None else torch.maximum(theta, torch.as_tensor(lower).to(theta))
         return theta if upper is None else torch.minimum(theta, torch.as_tensor(upper).to(theta))
+
+
+class PriorProposal(Proposal):
+    """The prior, whatever x: the answer of somebody who has learned nothing.
+
+    Args:
+        prior: The prior.
+        x_shape: Shape of one observation.
+    """
+
+    def __init__(self, prior: Distribution, x_shape: torch.Size) -> None:
+        super().__init__(prior, x_shape)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        return self.prior.sample((x.shape[0],)).to(x.device, torch.float32)
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        inside = self._inside(theta)
+        density = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
+        # a uniform prior forgets θ: its gradient is zero, not missing
+        flat = 0.0 * theta[inside].sum(-1)
+        density = density.index_put((inside,), self.prior.log_prob(theta[inside]).to(density) + flat)
+        return density[:, None].expand(-1, x.shape[0])
+
+    def _may_leak(self) -> bool:
+        return False

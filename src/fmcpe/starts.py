@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fmcpe.adapters import DensityProposal, PriorProposal, SummaryProposal
-from fmcpe.evidence import FEWEST_FOR_FLOWS, PRIOR, SHARED, Evidence, left_out
+from fmcpe.adapters import DensityProposal, SummaryProposal
+from fmcpe.evidence import ENOUGH_PAIRS, PRIOR, SHARED, Evidence, left_out
 from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, OfBase, draw_pool
 from fmcpe.likeness import likely_distortions
 from fmcpe.networks import VelocityField
 from fmcpe.ode import Solver
-from fmcpe.proposal import Proposal
+from fmcpe.proposal import PriorProposal, Proposal
 from fmcpe.recipe import Recipe
 from fmcpe.roughen import on_a_baseline
 from fmcpe.shift import fit_shift
@@ -154,19 +154,21 @@ class Starts:
         return self._as_wide_as_they_should_be(draws) if name == "inverted" else draws
 
     def _as_wide_as_they_should_be(self, draws: Tensor) -> Tensor:
-        """Left-out draws of Bayes' rule, of regressions with as much more variance as makes these draws better.
+        """Left-out draws of Bayes' rule, of regressions with as much more variance as pairs do not speak against.
 
-        Which regression, and how wide, was chosen by its density at the truth, which is mostly about the directions that data
-        tell well. What no polynomial describes may say nonsense, and far too surely, of those that they hardly tell.
+        In doubt, within a standard error of the best, the less sure. Which regression, and how wide, was chosen by its density
+        at the truth, which is mostly about the directions that data tell well. What no polynomial describes may say nonsense,
+        and far too surely, of those that they hardly tell.
         """
-        sizes, evidence = self._sizes, self.evidence(draws)
+        sizes, best = self._sizes, self.evidence(draws)
+        in_doubt = 0.0 if self.distinct < ENOUGH_PAIRS else 1.0  # of few pairs, nearly all is
         while self._sizes[0].widening < _WIDEST:
             self._sizes = [size._replace(widening=_WIDER * size.widening) for size in sizes]
             wider = self._left_out_draws("inverted")
             found = self.evidence(wider)
-            if found.mean > evidence.mean:  # in doubt, the less sure
+            if best.beats(found, in_doubt):
                 break
-            draws, evidence, sizes = wider, found, self._sizes
+            draws, sizes, best = wider, self._sizes, min(best, found, key=lambda evidence: evidence.mean)
         self._sizes = sizes
         return draws
 
@@ -234,7 +236,7 @@ class Starts:
             found.append(choose_size(*pairs, shown=shown))
         found.sort(key=lambda each: -each[1])
         best = found[0][1]
-        apart = _CANNOT_TELL if self.distinct < FEWEST_FOR_FLOWS else 0.0
+        apart = _CANNOT_TELL if self.distinct < ENOUGH_PAIRS else 0.0
         self._sizes = [found[0][0], *(size for size, gain in found[1:] if gain > best - apart)]
         return best
 

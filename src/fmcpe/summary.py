@@ -189,11 +189,7 @@ def tune(
     rate = manner.rate if len(theta) < _MANY_PAIRS else manner.rate_of_many
     # imitations keep members from learning few pairs by heart, and of what these say early on of stopping, most is luck
     best = _descend(members, draw_batch, left_out_loss, steps, rate, show_progress_bars, patient=imitated > 0)
-    tuned: list[DensityProposal] = []
-    for member in members.members(best):
-        posterior = copy.deepcopy(proposal.posterior)  # of sbi's posteriors, a shallow copy shares the network
-        posterior.posterior_estimator = unstacked(member, proposal.estimator)
-        tuned.append(DensityProposal(posterior, proposal.prior))
+    tuned = [proposal.with_estimator(unstacked(member, proposal.estimator)) for member in members.members(best)]
     together = TunedProposal(tuned, proposal, shift)
     calibrate(together.members, theta, y, inside, manner.half_believed)
     return together
@@ -208,7 +204,7 @@ def shifted(proposal: DensityProposal, theta: Tensor, y: Tensor, shift: Shift) -
         y: Their observations, (N, ...), each shifted without having been seen.
         shift: What new observations go through.
     """
-    alone = TunedProposal([DensityProposal(copy.deepcopy(proposal.posterior), proposal.prior)], proposal, shift)
+    alone = TunedProposal([proposal.with_estimator(copy.deepcopy(proposal.estimator))], proposal, shift)
     calibrate(alone.members, theta, y, [torch.arange(len(y), device=y.device)], GENTLY.half_believed)
     return alone
 

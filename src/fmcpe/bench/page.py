@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fmcpe.bench.claims import Verdict
-from fmcpe.bench.plan import EXPERIMENTS, PRESETS
+from fmcpe.bench.plan import EXPERIMENTS
+from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import machine
 from fmcpe.bench.table import Table

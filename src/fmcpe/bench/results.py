@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fmcpe.bench.plan import EXPERIMENTS, METHODS, PRESETS, WITHOUT_PAIRS
+from fmcpe.bench.plan import EXPERIMENTS, METHODS, WITHOUT_PAIRS
+from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.store import Row, Store
 from fmcpe.bench.units import Unit
 from fmcpe.bench.work import DRAWS_FILE

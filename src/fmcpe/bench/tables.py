@@ -14,7 +14,8 @@ from scipy import stats
 
 from fmcpe.bench import paper
 from fmcpe.bench.clock import PARTS
-from fmcpe.bench.plan import PRESETS, WITHOUT_PAIRS
+from fmcpe.bench.plan import WITHOUT_PAIRS
+from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.results import METRICS, Results, missing, number
 from fmcpe.bench.table import Table
 from fmcpe.bench.units import titled

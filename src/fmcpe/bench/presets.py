@@ -1,0 +1,141 @@
+"""How much of everything an experiment has: sizes, sets, simulations, epochs, draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fmcpe.bench.units import SIMULATION_TRAINED, Evaluation, Options, options
+
+_PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
+_QUICK = Evaluation(test=300, draws=60, reference=5, reference_draws=1000)
+_QUICKEST = replace(_QUICK, draws=20, reference=0)
+_SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Budgets.
+
+    Args:
+        tasks: Tasks of the experiments that go over tasks.
+        stage_tasks: Tasks of `ablation` and `frontier`.
+        sbc_tasks: Tasks of `sbc`.
+        sensitivity_tasks: Tasks of `sensitivity`.
+        sizes: Numbers of calibration pairs.
+        few_sizes: Those of `ablation` and `prior`.
+        timed_sizes: Those of `timing`.
+        speed_sizes: Those of `speed`.
+        sets: Nested calibration sets.
+        simulations: Simulations of a base posterior.
+        own_simulations: Those of NNPE and J-NPE, which train a posterior of their own on them.
+        side_simulations: Those of base posteriors that `independence` and `prior` alone need.
+        epochs: Epochs of its training.
+        evaluation: What is measured.
+        extra: The same for what is in no other experiment than `ablation`, `independence` or `prior`.
+        sbc: The same for `sbc`.
+        timed: Observations answered against the clock.
+        alphas: Of `independence`, with `most_pairs` pairs.
+        most_pairs: See `alphas`.
+        rates: Learning rates of `sensitivity`.
+        clips: Clipping thresholds of `sensitivity`; None for no clipping.
+        grid_pairs: Pairs of `sensitivity`.
+        grid_epochs: Epochs of `sensitivity`.
+        grid_seeds: Seeds of `sensitivity`.
+        grid_test: Test pairs of `sensitivity`.
+        grid_draws: Draws for each of them; the table compares one of them with the truth.
+        recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
+        paper_recipe: The same for the paper's recipe alone, but where it is timed. 200 epochs are those of its research code.
+        timed_recipe: The same where it is timed: its epochs are alike, and the time of some says that of all.
+    """
+
+    tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
+    stage_tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
+    sbc_tasks: tuple[str, ...] = ("gaussian", "wind-tunnel")
+    sensitivity_tasks: tuple[str, ...] = ("pendulum", "light-tunnel")
+    sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    few_sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    timed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    speed_sizes: tuple[int, ...] = (10, 50, 200, 1000)
+    sets: int = 5
+    simulations: int = 50_000
+    own_simulations: int = 50_000
+    side_simulations: int = 50_000
+    epochs: int = 20
+    evaluation: Evaluation = _PAPER
+    extra: Evaluation = _PAPER
+    sbc: Evaluation = _PAPER_SBC
+    timed: int = 5000
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0)
+    most_pairs: int = 1000
+    rates: tuple[float, ...] = (1e-4, 5e-4, 1e-3, 5e-3)
+    clips: tuple[float | None, ...] = (0.5, 1.0, 5.0, None)
+    grid_pairs: int = 200
+    grid_epochs: int = 50
+    grid_seeds: tuple[int, ...] = (33, 43, 53)
+    grid_test: int = 3000
+    grid_draws: int = _PAPER.draws
+    recipe: Options = ()
+    paper_recipe: Options = ()
+    timed_recipe: Options = ()
+
+    def recipe_of(self, method: str) -> Options:
+        """What is changed in the recipe of a method."""
+        return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
+
+    def simulations_of(self, method: str) -> int:
+        """Simulations behind a method."""
+        return self.own_simulations if method in SIMULATION_TRAINED else self.simulations
+
+
+PRESETS = {
+    "paper": Preset(),
+    "quick": Preset(
+        tasks=("gaussian", "pendulum"),
+        stage_tasks=("gaussian", "pendulum"),
+        sbc_tasks=("gaussian", "pendulum"),
+        sensitivity_tasks=("pendulum",),
+        few_sizes=(200,),
+        timed_sizes=(200,),
+        speed_sizes=(200, 1000),
+        sets=3,
+        own_simulations=10_000,
+        side_simulations=20_000,
+        evaluation=_QUICK,
+        extra=_QUICKEST,
+        sbc=_QUICK,
+        alphas=(0.0, 1.0, 5.0),
+        most_pairs=200,
+        clips=(1.0, None),
+        grid_test=300,
+        grid_draws=20,
+        paper_recipe=options(epochs=200),
+        timed_recipe=options(epochs=40),
+    ),
+    "smoke": Preset(
+        stage_tasks=("gaussian", "pendulum"),
+        sensitivity_tasks=("pendulum",),
+        sizes=(10, 20),
+        few_sizes=(10, 20),
+        timed_sizes=(10, 20),
+        speed_sizes=(10, 20),
+        sets=1,
+        simulations=300,
+        own_simulations=300,
+        side_simulations=300,
+        epochs=2,
+        evaluation=_SMOKE,
+        extra=_SMOKE,
+        sbc=_SMOKE,
+        timed=50,
+        alphas=(0.0, 5.0),
+        most_pairs=20,
+        rates=(1e-4, 1e-3),
+        clips=(1.0, None),
+        grid_pairs=20,
+        grid_epochs=2,
+        grid_seeds=(33, 43),
+        grid_test=30,
+        grid_draws=20,
+        recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
+    ),
+}
