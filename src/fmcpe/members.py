@@ -48,8 +48,8 @@ def unstacked(loss: nn.Module, estimator: nn.Module) -> nn.Module:
     if isinstance(loss, _Loss):
         return loss.estimator
     assert isinstance(loss, _NativeLoss)
-    alone = cast(Any, copy.deepcopy(estimator).eval())
-    alone.embedding_net.load_state_dict(cast(_Seeing, loss.seeing.net).embedding.state_dict())
+    embedding = cast(_Seeing, loss.seeing.net).embedding
+    alone = copy.deepcopy(cast(Any, estimator), {id(estimator.embedding_net): embedding}).eval()
     alone.net.load_state_dict(dict(loss.net.named_parameters()), strict=False)
     return cast(nn.Module, alone)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +30,15 @@ def natively(flow: nn.Module, own_weights: bool = True) -> nn.Module | None:
 
     Without weights of its own, it is another way to ask the same flow: what changes that one's weights changes both.
     """
-    shared = () if own_weights else (*flow.parameters(), *flow.buffers())
-    flow = copy.deepcopy(flow, {id(tensor): tensor for tensor in shared})
-    for module in list(flow.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, MaskedAutoregressiveTransform) and _are_splines(child):
-                setattr(module, name, _Splines(child))
-    owners = [module for module in flow.modules() if next(module.parameters(recurse=False), None) is not None]
-    return flow if all(isinstance(owner, _MaskedLinear) for owner in owners) else None
+    flow = copy.deepcopy(flow) if own_weights else flow
+    splines = [m for m in flow.modules() if isinstance(m, MaskedAutoregressiveTransform) and _are_splines(m)]
+    known = {id(part) for module in splines for part in module.modules()}
+    others = [m for m in flow.modules() if id(m) not in known and _has_weights(m, recurse=False)]
+    if others or not splines:
+        return None
+    # what stands for a layer in the copy, and what stands for itself
+    memo: dict[int, Any] = {id(module): _Splines(module) for module in splines}
+    return copy.deepcopy(flow, memo | {id(buffer): buffer for buffer in flow.buffers()})
 
 
 def _are_splines(transform: MaskedAutoregressiveTransform) -> bool:
@@ -52,8 +53,8 @@ def _are_splines(transform: MaskedAutoregressiveTransform) -> bool:
     )
 
 
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
+    return next(module.parameters(recurse), None) is not None
 
 
 class _MaskedLinear(Linear):
@@ -79,10 +80,8 @@ class _Splines(nn.Module):
 
     def __init__(self, transform: MaskedAutoregressiveTransform) -> None:
         super().__init__()
-        self.hyper = transform.hyper
-        for name, layer in list(self.hyper.named_children()):
-            if isinstance(layer, MaskedLinear):
-                setattr(self.hyper, name, _MaskedLinear(layer))
+        layers = (_MaskedLinear(layer) if isinstance(layer, MaskedLinear) else layer for layer in transform.hyper)
+        self.hyper = nn.Sequential(*layers)
         self.bins, self.numbers = int(transform.shapes[0][0]), int(transform.total)
         self.log_slope = math.log(transform.univariate.keywords.get("slope", 1e-3))
         # numbers that depend on the same ones before them are drawn together
@@ -107,7 +106,7 @@ class _Splines(nn.Module):
     def inverse(self, y: Tensor, context: Tensor) -> Tensor:
         """The numbers that are carried to y, (..., p), with the weights of one network."""
         context, x = context.expand(*y.shape[:-1], context.shape[-1]), torch.zeros_like(y)
-        *layers, last = self.hyper
+        *layers, last = (cast(Any, layer) for layer in self.hyper)
         for turn in self.turns:
             seen = torch.cat([x, context], dim=-1)
             for layer in layers:
@@ -133,10 +132,12 @@ class _Splines(nn.Module):
     def _bins(self, knots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Widths and heights of all bins as shares of the whole, where they end, (..., 2, bins), and slopes between them."""
         sizes = knots[..., : 2 * self.bins].unflatten(-1, (2, self.bins))
-        sizes = (sizes / (1 + (sizes * (2 / self.log_slope)).abs())).softmax(-1)
+        sizes = (sizes / (1 + (sizes * (2 / self.log_slope)).abs())).exp()  # of bounded numbers, so nothing overflows
+        ends = sizes.cumsum(-1)
+        whole = ends[..., -1:]
         slopes = knots[..., 2 * self.bins :]
         slopes = slopes / (1 + (slopes * (1 / self.log_slope)).abs())
-        return sizes, sizes.cumsum(-1), nn.functional.pad(slopes, (1, 1)).exp()
+        return sizes / whole, ends / whole, nn.functional.pad(slopes, (1, 1)).exp()
 
 
 def _bin_of(place: Tensor, axis: int, sizes: Tensor, ends: Tensor, slopes: Tensor) -> tuple[Tensor, ...]:

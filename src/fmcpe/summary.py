@@ -64,7 +64,7 @@ GENTLY = Manner(
 """They are like simulations already, for they were shifted: start from the sharp posterior, and stay near it."""
 
 _CLIP = 5.0
-_LOOKS = 20
+_LOOKS = 10
 _MANY_PAIRS, _MANY_NUMBERS = 100, 1000
 _IMITATED = 48
 _STEPS_OF_FEW, _STEPS_PER_PAIR, _MOST_STEPS = 200, 0.4, 500
@@ -204,7 +204,9 @@ def shifted(proposal: DensityProposal, theta: Tensor, y: Tensor, shift: Shift) -
         y: Their observations, (N, ...), each shifted without having been seen.
         shift: What new observations go through.
     """
-    alone = TunedProposal([proposal.with_estimator(copy.deepcopy(proposal.estimator))], proposal, shift)
+    embedding = proposal.estimator.embedding_net  # shared: what is made wider comes after it
+    estimator = copy.deepcopy(proposal.estimator, {id(embedding): embedding})
+    alone = TunedProposal([proposal.with_estimator(estimator)], proposal, shift)
     calibrate(alone.members, theta, y, [torch.arange(len(y), device=y.device)], GENTLY.half_believed)
     return alone
 
