@@ -7,8 +7,8 @@ A pair says what reality makes of a θ, with no simulator in between. Where that
 intensity or a curve that bends with θ, few coefficients describe it, and Bayes' rule (`fmcpe.inversion`) turns them into a
 posterior that is right as far as the regression is. The degree of the polynomial, the number of directions and how far they
 are believed to be off independently are those with which the posterior is highest at left-out θ; a factor of the variance, for
-what no polynomial describes, is a mean over several, by the same (`fmcpe.sizes`), or larger, if left-out draws are better so.
-Where data have a random phase, the regression finds nothing, and the evidence throws it away.
+what no polynomial describes, is a mean over several, by the same (`fmcpe.sizes`), or larger, if left-out draws are hardly
+worse so. Where data have a random phase, the regression finds nothing, and the evidence throws it away.
 """
 
 from __future__ import annotations
