@@ -70,10 +70,9 @@ class DensityProposal(Proposal):
 
     def with_estimator(self, estimator: nn.Module) -> DensityProposal:
         """The same posterior, its draws and density those of another estimator."""
+        # `copy.copy` would not do: of sbi's posteriors it shares the very dictionary of their attributes
         posterior = object.__new__(type(self.posterior))
-        posterior.__dict__.update(
-            self.posterior.__dict__
-        )  # `copy.copy` of sbi's posteriors would share the dictionary itself
+        posterior.__dict__.update(self.posterior.__dict__)
         posterior.posterior_estimator = estimator
         posterior.potential_fn = copy.copy(posterior.potential_fn)
         posterior.potential_fn.posterior_estimator = estimator
