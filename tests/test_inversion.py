@@ -12,6 +12,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal
 import fmcpe
 from fmcpe import FMCPE, metrics
 from fmcpe.diagnostics import central_coverage
+from fmcpe.drawing import kth_largest
 from fmcpe.evidence import Evidence
 from fmcpe.forward import Size, coordinates, fit_forward
 from fmcpe.inversion import InvertedProposal, draw_pool
@@ -287,6 +288,12 @@ def test_the_variance_is_widened_by_a_factor():
     wide = fit_forward(theta, where.reduce(y), where, Size(1, 3, widening=2.2))
     torch.testing.assert_close(wide.expect(pool)[1], 2.2 * plain.expect(pool)[1])
     torch.testing.assert_close(wide.expecting()(pool)[1], wide.expect(pool)[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+def test_the_smallest_of_the_largest(k):
+    values = torch.randn(50, 20)
+    torch.testing.assert_close(kth_largest(values, k), values.sort(dim=1, descending=True).values[:, k - 1 : k])
 
 
 def test_the_pool_is_finer_where_there_are_more_parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -57,3 +58,12 @@ class Picker:
         number, members = self.ladder.shape
         height = torch.rand(number, times, device=self.ladder.device) * self.ladder[:, -1:]
         return torch.searchsorted(self.ladder, height, right=True).clamp_max(members - 1)
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    """Of each row of values (U, M), the smallest of its k largest: (U, 1)."""
+    place = values.shape[1] - k
+    if values.device.type != "cpu":
+        return values.topk(k, dim=1).values[:, -1:]
+    # a fifth of the time that torch takes
+    return torch.from_numpy(np.partition(values.detach().numpy(), place, axis=1)[:, place : place + 1])

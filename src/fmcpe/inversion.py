@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal
 
 from fmcpe._random import seeded
-from fmcpe.drawing import Picker
+from fmcpe.drawing import Picker, kth_largest
 from fmcpe.forward import Forward
 from fmcpe.normals import Normals
 from fmcpe.proposal import Proposal
@@ -125,8 +125,8 @@ class InvertedProposal(Proposal):
             part = torch.randperm(len(pool), device=pool.device)[:_SMALL_POOL]
             pool, mean, factor = pool[part], mean[part], factor[part]
         log_likelihood = self.forward.against_all((mean, factor), each)
-        best = log_likelihood.topk(min(_COUNTED, log_likelihood.shape[1]), dim=1).values
-        start = (_GAP / (best[:, :1] - best[:, -1:]).clamp_min(1e-12)).clamp_max(1.0)
+        gap = log_likelihood.amax(1, keepdim=True) - kth_largest(log_likelihood, min(_COUNTED, len(pool)))
+        start = (_GAP / gap.clamp_min(1e-12)).clamp_max(1.0)
         pick = Picker((start * log_likelihood).softmax(1))
         z, seen, start = pool[pick(copies)], each.repeat_interleave(copies, dim=0), start[:, 0]
         coarse = (start < 1).nonzero()[:, 0]
