@@ -60,7 +60,7 @@ docs: $(VENV)/.installed-dev ## Check that links lead somewhere and commands in 
 
 bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/gaussian.py
-	$(BIN)/python benchmarks/gaussian_floor.py
+	$(BIN)/python benchmarks/gaussian_regression.py
 	$(BIN)/python benchmarks/npe_schedule.py
 	$(BIN)/python benchmarks/rope.py
 	$(BIN)/python benchmarks/metrics.py

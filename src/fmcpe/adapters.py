@@ -28,6 +28,7 @@ class DensityProposal(Proposal):
         self.posterior = posterior
         self.estimator = posterior.posterior_estimator.eval()
         self._net: nn.Module | None = None
+        self._made_of: list[Tensor] = []
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
     def _flow(self, x: Tensor) -> Any:
@@ -36,8 +37,11 @@ class DensityProposal(Proposal):
 
     def _flow_of(self, seen: Tensor) -> Any:
         """The same for rows as the embedding sees them, by the faster way to ask where there is one."""
-        if self._net is None:
-            self._net = natively(self.estimator.net, own_weights=False) or self.estimator.net
+        net = self.estimator.net
+        parts = [*net.parameters(), *net.buffers()]
+        # it shares what it was made of, and has to be made again once that was replaced, on another device say
+        if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
+            self._net, self._made_of = natively(net, own_weights=False) or net, parts
         return self._net(seen)
 
     def _draw(self, x: Tensor) -> Tensor:
@@ -98,7 +102,6 @@ class DensityProposal(Proposal):
 
     def to(self, device: str | torch.device) -> Proposal:
         self.estimator.to(device)
-        self._net = None  # which shares weights, but not where they were put
         return self
 
 

@@ -2,7 +2,8 @@
 
 The energy score is the mean distance of draws to the truth, less half the mean distance between draws; it is smallest, on
 average, for the true posterior, and it needs no density. Ways to answer are compared pair by pair on left-out pairs: the
-best correction has to be better than none by 2.5 standard errors of the difference (with few pairs one), and flows by two.
+best correction has to be better than none by 2.5 standard errors of the difference (with few pairs one), or in a single
+parameter by four, and flows by two.
 Where the simulator is right, the correction so removes itself. What is kept has to be better than the prior, too: with many
 pairs by nearly three standard errors, or the pairs carry no information (a correction that learns nothing of y learns where
 θ lies, and so comes close to the prior); with few, where evidence is weak, the prior has to be the one that is better. Bayes'
@@ -24,6 +25,8 @@ ENOUGH_PAIRS = 30
 """Pairs from which evidence tells ways apart, and a flow is tried: what fewer say of its shape is luck."""
 _CLEARLY = 2.5
 """Standard errors by which the best of several ways has to be better than none: one of them is better by two too often."""
+_CLEARLY_IN_ONE = 4.0
+"""The same for any one parameter, where others hide it: there are more of these to be lucky in."""
 _FEW_PAIRS = 10
 """With so many pairs, the prior has to be better by a standard error to be the answer."""
 
@@ -32,7 +35,9 @@ class Evidence(NamedTuple):
     """Left-out energy scores of one way to answer."""
 
     scores: Tensor
-    """One for each pair; of pairs with the same θ, which err together, their mean."""
+    """One for each pair, (N,); of pairs with the same θ, which err together, their mean."""
+    each: Tensor | None = None
+    """The same for each parameter by itself, (N, p), where there are several."""
 
     @property
     def mean(self) -> float:
@@ -42,6 +47,15 @@ class Evidence(NamedTuple):
         """Whether the mean difference, pair by pair, is more than so many of its standard errors."""
         gain, error = self.gain_on(other)
         return gain > standard_errors * error
+
+    def beats_in_one(self, other: Evidence, standard_errors: float = 1.0) -> bool:
+        """Whether it does so in any one parameter: beside vague ones, one that data tell sharply hardly counts in `scores`."""
+        return any(
+            mine.beats(theirs, standard_errors) for mine, theirs in zip(self._apart(), other._apart(), strict=True)
+        )
+
+    def _apart(self) -> list[Evidence]:
+        return [self] if self.each is None else [Evidence(column) for column in self.each.T]
 
     def gain_on(self, other: Evidence) -> tuple[float, float]:
         """By how much this is better than the other, pair by pair, and the standard error of that."""
@@ -59,12 +73,14 @@ def left_out(draws: Tensor, truth: Tensor, groups: Tensor | None = None) -> Evid
     `groups` numbers pairs with the same θ alike, (N,), from 0 on; without it, no two have the same.
     """
     draws, truth = (z.clamp(-_EDGE, _EDGE).cpu() for z in (draws, truth))
-    scores = energy_score(draws.movedim(0, 1), truth, reduce=False)
-    if groups is None or int(groups.max()) + 1 == len(scores):
-        return Evidence(scores)
-    groups = groups.cpu()
-    sums = torch.zeros(int(groups.max()) + 1, dtype=scores.dtype).index_add(0, groups, scores)
-    return Evidence(sums / groups.bincount())
+    draws, columns = draws.movedim(0, 1), truth.shape[1] if truth.shape[1] > 1 else 0
+    apart = [energy_score(draws[..., [i]], truth[:, [i]], reduce=False) for i in range(columns)]
+    scores = torch.stack([energy_score(draws, truth, reduce=False), *apart], dim=1)
+    if groups is not None and int(groups.max()) + 1 < len(scores):
+        groups = groups.cpu()
+        sums = scores.new_zeros(int(groups.max()) + 1, scores.shape[1]).index_add(0, groups, scores)
+        scores = sums / groups.bincount()[:, None]
+    return Evidence(scores[:, 0], scores[:, 1:] if columns else None)
 
 
 def cannot_be_told_apart(evidence: dict[str, Evidence], pairs: int) -> bool:
@@ -97,8 +113,15 @@ def choose(evidence: dict[str, Evidence], pairs: int) -> str:
     # data that go into the base posterior as they are can be moved as carefully; of its summary of them few pairs say little
     summarised = not evidence.keys().isdisjoint(("shifted", "tuned"))
     margin = (2.0 if summarised else 0.0) if few else 1.0
-    if evidence[careful].beats(evidence["uncorrected"], enough) and not evidence[best].beats(evidence[careful], margin):
+
+    def helps(name: str) -> bool:
+        # the best of several is lucky, but of few pairs no more than one standard error can be asked
+        mine, none = evidence[name], evidence["uncorrected"]
+        return mine.beats(none, enough) or (
+            not few and mine.mean < none.mean and mine.beats_in_one(none, _CLEARLY_IN_ONE)
+        )
+
+    if helps(careful) and not evidence[best].beats(evidence[careful], margin):
         best = careful
-    # the best of several is lucky, but of few pairs no more than one standard error can be asked
-    kept = best if evidence[best].beats(evidence["uncorrected"], enough) else "uncorrected"
+    kept = best if helps(best) else "uncorrected"
     return kept if is_informed(evidence[kept], evidence[PRIOR]) else PRIOR

@@ -38,8 +38,8 @@ share was accepted, and the second of the rows have taken one."""
 _CLIMBS, _PARTS, _LONGEST, _SHORTEST = 10, (1.0, 0.25, 0.05), 2.0, 1e-3
 """Steps uphill, the shares of one that are tried, and how long one is at most and at least."""
 _CLIMBERS, _CLIMBERS_OF_LINE = (4, 48), (2, 8)
-"""How many start for an observation that has few draws, and for one that has more, which are alike if few share them; and
-likewise where data go straight with θ."""
+"""How many start at least for an observation that has few draws, and for one that has more, which are alike if they share few;
+and likewise where data go straight with θ."""
 _TRIED, _FITS, _HELD = 6, 0.01, 30.0
 """Draws around them for each that is wanted, the share of these that has to count, and how firmly every other is held."""
 _COUNTED, _GAP = 32, 3.0
@@ -132,7 +132,7 @@ class InvertedProposal(Proposal):
         coarse = (start < 1).nonzero()[:, 0]
         if len(coarse):
             few, many = _CLIMBERS_OF_LINE if self.forward.is_straight else _CLIMBERS
-            climbers = pool[pick(few if copies < _FEW_DRAWS else many)[coarse]]
+            climbers = pool[pick(max(few, copies) if copies < _FEW_DRAWS else many)[coarse]]
             z[coarse] = self._near(climbers, each[coarse], copies)
         z, rounds = z.flatten(0, 1), len(_HOLDS)
         others = pool[pick(copies * 2 * rounds)].unflatten(1, (copies, 2 * rounds)).flatten(0, 1)

@@ -29,7 +29,8 @@ def cross_entropy_search(
     for _ in tqdm(range(rounds), desc="maximising", delay=2, disable=not show_progress_bars, leave=False):
         best = values.argsort(descending=True)[:elite]
         z, values = z[best], values[best]
-        covariance = torch.cov(z.T).reshape(dim, dim) + 1e-10 * torch.eye(dim, device=z.device)
-        fresh = z.mean(0) + torch.randn(number, dim, device=z.device) @ torch.linalg.cholesky(covariance).T
+        # random mixtures of how far the points are off have their covariance, however flat it is: no root of it is needed
+        off = torch.cat([(z - z.mean(0)) / max(1, len(z) - 1) ** 0.5, 1e-5 * torch.eye(dim, device=z.device)])
+        fresh = z.mean(0) + torch.randn(number, len(off), device=z.device) @ off
         z, values = torch.cat([z, fresh]), torch.cat([values, log_density(fresh)])
     return z[values.argmax()]

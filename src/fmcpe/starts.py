@@ -156,17 +156,18 @@ class Starts:
     def _as_wide_as_they_should_be(self, draws: Tensor) -> Tensor:
         """Left-out draws of Bayes' rule, of regressions with as much more variance as pairs do not speak against.
 
-        In doubt, within a standard error of the best, the less sure. Which regression, and how wide, was chosen by its density
-        at the truth, which is mostly about the directions that data tell well. What no polynomial describes may say nonsense,
-        and far too surely, of those that they hardly tell.
+        In doubt, within a standard error of the best, the less sure, unless that hides what is known of one parameter. Which
+        regression, and how wide, was chosen by its density at the truth, which is mostly about the directions that data tell
+        well. What no polynomial describes may say nonsense, and far too surely, of those that they hardly tell.
         """
         sizes, best = self._sizes, self.evidence(draws)
-        in_doubt = 0.0 if self.distinct < ENOUGH_PAIRS else 1.0  # of few pairs, nearly all is
+        first, enough = best, self.distinct >= ENOUGH_PAIRS  # with few pairs, nearly everything is in doubt
         while self._sizes[0].widening < _WIDEST:
             self._sizes = [size._replace(widening=_WIDER * size.widening) for size in sizes]
             wider = self._left_out_draws("inverted")
             found = self.evidence(wider)
-            if best.beats(found, in_doubt):
+            in_doubt = enough and not best.beats(found) and not first.beats_in_one(found)
+            if found.mean > best.mean and not in_doubt:
                 break
             draws, sizes, best = wider, self._sizes, min(best, found, key=lambda evidence: evidence.mean)
         self._sizes = sizes

@@ -204,9 +204,7 @@ def shifted(proposal: DensityProposal, theta: Tensor, y: Tensor, shift: Shift) -
         y: Their observations, (N, ...), each shifted without having been seen.
         shift: What new observations go through.
     """
-    embedding = proposal.estimator.embedding_net  # shared: what is made wider comes after it
-    estimator = copy.deepcopy(proposal.estimator, {id(embedding): embedding})
-    alone = TunedProposal([proposal.with_estimator(estimator)], proposal, shift)
+    alone = TunedProposal([proposal.with_estimator(copy.deepcopy(proposal.estimator))], proposal, shift)
     calibrate(alone.members, theta, y, [torch.arange(len(y), device=y.device)], GENTLY.half_believed)
     return alone
 

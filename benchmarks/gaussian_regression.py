@@ -1,6 +1,6 @@
 """How close to the exact posterior pairs alone allow anybody to come on the Gaussian task. Prints a table.
 
-    python benchmarks/gaussian_floor.py
+    python benchmarks/gaussian_regression.py
 
 Somebody who knows that real data are linear in θ with normal noise, but neither coefficients nor covariance, regresses y on θ
 and uses Bayes' rule with the known prior. The table has the C2ST of that answer to the exact posterior: the accuracy of the
