@@ -14,6 +14,7 @@ from fmcpe.corrector import Corrector
 from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.recipe import Recipe
+from fmcpe.search import cross_entropy_search
 from fmcpe.spaces import ParameterSpace, Standardiser
 
 Y = torch.tensor([1.0, 0.5, 1.2])
@@ -135,3 +136,10 @@ def test_mixture_over_x_is_a_mean_of_densities(posteriors):
     assert torch.allclose(posterior.log_prob(theta, x=Y, num_source_samples=5, seed=3), expected, atol=1e-4)
     assert each.shape == (6, 5)
     assert math.isfinite(float(expected.detach().sum()))
+
+
+def test_a_maximum_is_found_from_points_that_lie_in_a_plane():
+    """As the best few do of a very narrow density, where rounding leaves their covariance no root."""
+    start = torch.randn(200, 1).expand(-1, 3) * torch.tensor([1e-4, 1e-4, 2e-4])
+    found = cross_entropy_search(lambda z: -1e8 * (z - 1e-5).square().sum(1), start, rounds=40, elite=3)
+    torch.testing.assert_close(found, torch.full((3,), 1e-5), atol=5e-6, rtol=0)

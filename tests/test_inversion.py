@@ -483,6 +483,21 @@ def test_in_doubt_regressions_are_the_less_sure(monkeypatch, pairs, scores, kept
     assert starts._sizes[0].widening == kept
 
 
+def test_no_regression_is_so_wide_that_it_hides_what_is_known_of_one_parameter(monkeypatch):
+    noise = torch.randn(80)
+    noise = noise - noise.mean()
+
+    def evidence(starts, wide):  # jointly in doubt, and so is the first parameter, but not the second
+        worse = math.log(wide, 4)
+        return Evidence(worse * (0.01 + noise), worse * torch.stack([0.01 + noise, 0.01 + 0.001 * noise], dim=1))
+
+    starts = object.__new__(Starts)
+    starts._sizes, starts.distinct = [Size(1, 3)], 80
+    monkeypatch.setattr(Starts, "_left_out_draws", lambda self, _: self._sizes[0].widening)
+    monkeypatch.setattr(Starts, "evidence", evidence)
+    assert starts._as_wide_as_they_should_be(1) == 1
+
+
 def test_the_base_posterior_is_asked_about_data_only_where_flows_follow(base_with_embedding, pairs, monkeypatch):
     """Which is most of the work, for images."""
     posterior = FMCPE(base_with_embedding, simulate).fit(*pairs, seed=0, show_progress_bars=False)

@@ -71,3 +71,17 @@ def test_another_estimator_leaves_the_posterior_as_it_was(base_with_embedding):
     assert base_with_embedding.posterior_estimator is base_with_embedding.potential_fn.posterior_estimator is kept
     made.widen(torch.tensor(2.0))
     torch.testing.assert_close(other.net.base.scale, 2 * kept.net.base.scale)
+
+
+@torch.no_grad()
+def test_weights_that_are_replaced_are_noticed(base_with_embedding):
+    proposal = DensityProposal(base_with_embedding).with_estimator(
+        copy.deepcopy(base_with_embedding.posterior_estimator)
+    )
+    theta, x = torch.zeros(3, 2), torch.randn(4, *proposal.x_shape)
+    before, net = proposal._log_density(theta, x), proposal.estimator.net
+    net.load_state_dict({name: 1.1 * value for name, value in net.state_dict().items()}, assign=True)
+    after = proposal._log_density(theta, x)
+    assert not torch.allclose(after, before)
+    seen = proposal.estimator.embedding_net(x)
+    torch.testing.assert_close(after, net(seen).log_prob(theta[:, None].expand(-1, 4, -1)), atol=1e-3, rtol=1e-3)

@@ -233,6 +233,27 @@ def test_better_means_by_a_standard_error():
     assert is_informed(few, prior)
 
 
+def test_one_parameter_is_enough_to_show_that_a_correction_helps():
+    """Beside two that are vague with and without it, where the joint score is nearly all theirs."""
+    truth, vague = torch.rand(60, 3), torch.rand(60, 32, 2)
+    sharp, wrong = (truth[:, None, :1] + off + 0.01 * torch.randn(60, 32, 1) for off in (0.0, 0.15))
+    right, uncorrected = (left_out(torch.cat([first, vague], dim=2), truth) for first in (sharp, wrong))
+    assert right.each is not None and right.each.shape == (60, 3)
+    assert right.beats_in_one(uncorrected, 4.0) and not uncorrected.beats_in_one(right, 1.0)
+    evidence = {"prior": Evidence(2 + right.scores), "uncorrected": uncorrected, "moved": right}
+    hidden = right._replace(each=None), uncorrected._replace(each=None)
+    assert choose(evidence, 60) == "moved"
+    noise = torch.randn(60)
+    for joint in (hidden[0]._replace(scores=hidden[1].scores - 0.01 + noise - noise.mean()), hidden[1]):
+        # without a look at single parameters, a joint score that is better by luck, or not at all, is not enough
+        assert choose(evidence | {"uncorrected": hidden[1], "moved": joint}, 60) == "uncorrected"
+        if joint is not hidden[1]:
+            assert choose(evidence | {"moved": joint._replace(each=right.each)}, 60) == "moved"
+            # with ten pairs four standard errors are luck, too
+            few = {name: Evidence(each.scores[:10], None) for name, each in evidence.items()}
+            assert choose(few | {"moved": Evidence(few["uncorrected"].scores, right.each[:10])}, 10) == "uncorrected"
+
+
 def test_in_doubt_few_pairs_speak_for_the_regression_on_parameters():
     noise = torch.tensor([1.0, -1.0]).repeat(30)
 
