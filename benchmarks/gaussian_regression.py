@@ -1,12 +1,12 @@
-"""How close to the exact posterior pairs alone allow anybody to come on the Gaussian task. Prints a table.
+"""How close a regression with flat beliefs comes to the exact posterior on the Gaussian task. Prints a table.
 
     python benchmarks/gaussian_regression.py
 
-Somebody who knows that real data are linear in θ with normal noise, but neither coefficients nor covariance, regresses y on θ
-and uses Bayes' rule with the known prior. The table has the C2ST of that answer to the exact posterior: the accuracy of the
-best classifier there is, which knows both densities (a trained one finds less). "Covariance known": the mean from the pairs,
-the covariance exact. The simulator does not help: C in y = C x + d is any matrix, so that of E[y|θ] simulations say only that
-it is linear. Means over calibration sets and 200 test observations, with the standard error over sets.
+Somebody who knows that real data are linear in θ with normal noise, but neither coefficients nor covariance, and believes
+nothing of them beforehand, regresses y on θ and uses Bayes' rule with the known prior. The table has the C2ST of that answer
+to the exact posterior: the accuracy of the best classifier there is, which knows both densities (a trained one finds less).
+"Covariance known": the mean from the pairs, the covariance exact. Of E[y|θ] simulations say only that it is linear: C in
+y = C x + d is any matrix. Means over calibration sets and 200 test observations, with the standard error over sets.
 """
 
 import argparse

@@ -238,7 +238,9 @@ def test_one_parameter_is_enough_to_show_that_a_correction_helps():
     truth, vague = torch.rand(60, 3), torch.rand(60, 32, 2)
     sharp, wrong = (truth[:, None, :1] + off + 0.01 * torch.randn(60, 32, 1) for off in (0.0, 0.15))
     right, uncorrected = (left_out(torch.cat([first, vague], dim=2), truth) for first in (sharp, wrong))
-    assert right.each is not None and right.each.shape == (60, 3)
+    assert right.each is not None
+    alone = metrics.energy_score(sharp.movedim(0, 1), truth[:, :1], reduce=False)
+    torch.testing.assert_close(right.each[:, 0], alone, atol=1e-5, rtol=1e-5, check_dtype=False)
     assert right.beats_in_one(uncorrected, 4.0) and not uncorrected.beats_in_one(right, 1.0)
     evidence = {"prior": Evidence(2 + right.scores), "uncorrected": uncorrected, "moved": right}
     hidden = right._replace(each=None), uncorrected._replace(each=None)
