@@ -20,8 +20,9 @@ FEWEST_PAIRS = 8
 _DEGREES = (1, 2, 3)
 _DIRECTIONS = (3, 6, 12, 24)
 _WIDENINGS = tuple(1.25**k for k in range(10))
-_HOPELESS, _FEW = 0.2, 30
-"""Nats below which no belief or widening makes a regression say enough, unless pairs are few."""
+_NOTHING, _HOPELESS, _FEW = 0.02, 0.2, 30
+"""Nats that say that there is nothing to be found, if a middling number of directions and the largest find no more; and below
+which no belief or widening makes a regression say enough, unless pairs are few."""
 _BELIEFS = (0.1, 1.0, 3.0)
 _AROUND, _EACH = ((1.2, 0.0), (2.5, 0.0), (1.5, 30.0)), 16
 """Normals around the peak of a likelihood that its mean is sought with: how much wider, and how firmly held; draws of each."""
@@ -79,6 +80,9 @@ def choose_size(
     numbers = _numbers_of_directions(pairs, data.shape[1], parameters)
     degrees = [1] if shown else _degrees(parameters, len(data))
     size = best([Size(degree, numbers[len(numbers) // 2], shown=shown) for degree in degrees])
+    size = best([size, size._replace(directions=numbers[-1])])
+    if pairs > _FEW and max(abs(gain) for found, gain in known.items() if found.degree == size.degree) < _NOTHING:
+        return size, known[size]
     size = best([size._replace(directions=number) for number in numbers])
     if pairs > _FEW and known[size] < _HOPELESS:
         return size, known[size]

@@ -27,11 +27,15 @@ class Stacked:
         stacked, self.buffers = stack_module_state(list(modules))
         self.weights: Weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
         self._natively, self._by_itself = natively, _ByItself()
+        names = list(self.skeleton.named_parameters(remove_duplicate=False))
+        self._tied = len(names) > len(
+            self.weights
+        )  # whether one weight stands in two places, which takes time to look up
 
     def __call__(self, *rows: Tensor) -> Tensor:
         """Each member at its share of the rows: tensors (K, B, ...) -> (K, ...)."""
         if self._natively:
-            out: Tensor = functional_call(self.skeleton, self.weights, rows)
+            out: Tensor = functional_call(self.skeleton, self.weights, rows, tie_weights=self._tied)
             return out
         return self._by_itself(self.skeleton, self.weights, self.buffers, *rows)
 
