@@ -16,7 +16,7 @@ from fmcpe.bench.measure import measured, reference_draws
 from fmcpe.bench.plan import EXPERIMENTS, METHODS, WITHOUT_PAIRS, plan
 from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.units import Evaluation, Unit, options
-from fmcpe.bench.work import _timed, _timed_fit
+from fmcpe.bench.work import BASE_FILE, _timed, _timed_fit, load_base, perform
 from fmcpe.cli import main
 
 ALL = [(experiment, preset) for experiment in EXPERIMENTS for preset in PRESETS]
