@@ -340,6 +340,23 @@ def test_one_matrix_expects_what_the_regression_does():
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_what_lies_behind_larger_directions_is_found_and_nothing_is_not_searched(monkeypatch):
+    """Fourteen drifts, larger than the signal, hide it from a middling number of directions."""
+    prior = BoxUniform(-torch.ones(1), torch.ones(1))
+    theta, pool, drifts = prior.sample((120,)), draw_pool(prior, torch.device("cpu")), torch.randn(15, 64)
+    asked = []
+    monkeypatch.setattr("fmcpe.sizes.fit_forward", lambda *args: asked.append(args[3]) or fit_forward(*args))
+    for signal in (1.0, 0.0):
+        y = 3 * torch.randn(120, 14) @ drifts[1:] + signal * theta * drifts[:1] + 0.1 * torch.randn(120, 64)
+        where = coordinates(y, pool)
+        asked.clear()
+        size, gain = chosen(theta, where.reduce(y), where, pool[:1024], prior)
+        if signal:
+            assert size.directions == 24 and gain > 1
+        else:
+            assert gain < 0.02 and {each.directions for each in asked} == {12, 24}
+
+
 def test_few_pairs_are_not_believed_too_much():
     """Intervals of 90 % over many sets of 15 pairs: what a regression does not know of itself is in the posterior."""
     held = []
