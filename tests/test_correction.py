@@ -1,7 +1,9 @@
 """The algorithm: what it calls, what it leaves alone, what it refuses."""
 
 import copy
+import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from conftest import PRIOR, TINY, observe, simulate
 from torch import nn
 
 import fmcpe
-from fmcpe import FMCPE, FMCPEWarning, Recipe
+from fmcpe import FMCPE, FMCPEWarning, Recipe, correction
 from fmcpe.correction import _losses, _Pairs
+from fmcpe.corrector import Corrector
 from fmcpe.flow import matching_loss
+from fmcpe.ode import Solver
 
 
 def fit(base, pairs, *, simulator=simulate, stages="joint", recipe=TINY, seed=0, x=None, **options):
@@ -102,22 +106,70 @@ def test_numpy_simulators_repeat_too(base, pairs):
     assert torch.equal(first.sample((9,), x=y, seed=0), second.sample((9,), x=y, seed=0))
 
 
-def test_the_best_validation_weights_are_kept(base, pairs):
-    """At a high rate the last weights are far worse than the best; those that come back score like the best."""
-    wild = Recipe(
-        warm_start=False, epochs=4, validate_every=1, steps=4, hidden=16, blocks=1, embedding_dim=4, learning_rate=0.3,
-    )  # fmt: skip
-    posterior = fit(base, pairs, recipe=wild)
-    total = [
-        sum(losses)
-        for losses in zip(posterior.history["validation_x"], posterior.history["validation_theta"], strict=True)
-    ]
-    assert min(total) < 0.7 * total[-1]
-    torch.manual_seed(0)
-    rows = _Pairs(pairs[0].repeat(20, 1), pairs[1].repeat(20, 1), None)
-    with torch.no_grad():
-        score = float(sum(_losses(posterior.corrector, rows, simulate, {"x", "theta"}).values()))
-    assert score < 0.5 * (min(total) + total[-1])
+class Epochs:
+    """Validation losses by script, and the weights of both networks at each validation."""
+
+    def __init__(self, monkeypatch, script):
+        self.script, self.states, honest = script, [], correction._losses
+
+        def scripted(corrector, pairs, simulator, fields):
+            if corrector.training:
+                return honest(corrector, pairs, simulator, fields)
+            epoch = len(self.states)
+            self.states.append({name: copy.deepcopy(getattr(corrector, f"u_{name}").state_dict()) for name in fields})
+            return {name: torch.tensor(self.script[name][epoch]) for name in fields}
+
+        monkeypatch.setattr(correction, "_losses", scripted)
+
+    def of(self, posterior):
+        """The epoch that each network's weights come from."""
+        return {
+            name: [
+                k
+                for k, state in enumerate(self.states)
+                if _same(state[name], getattr(posterior.corrector, f"u_{name}"))
+            ]
+            for name in ("x", "theta")
+        }
+
+
+def _same(state, network):
+    return all(torch.equal(state[k], v) for k, v in network.state_dict().items())
+
+
+@pytest.mark.parametrize(("checkpoint", "epoch"), [("last", 3), ("best", 1)])
+def test_both_networks_come_from_one_epoch(base, pairs, monkeypatch, checkpoint, epoch):
+    """The best epoch of u_X alone is 0, that of u_Θ alone is 2, and the best sum is that of epoch 1."""
+    seen = Epochs(monkeypatch, {"x": [1.0, 2.0, 9.0, 9.0], "theta": [9.0, 3.0, 2.0, 9.0]})
+    posterior = fit(base, pairs, recipe=replace(TINY, checkpoint=checkpoint))
+    assert seen.of(posterior) == {"x": [epoch], "theta": [epoch]}
+
+
+def test_gradients_are_clipped_for_each_network_or_for_both(base, pairs, monkeypatch):
+    seen = []
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, largest: seen.append(len(list(parameters))))
+    fit(base, pairs)
+    each = set(seen)
+    seen.clear()
+    fit(base, pairs, recipe=replace(TINY, clip_jointly=True))
+    assert len(each) == 2
+    assert set(seen) == {sum(each)}
+
+
+def test_the_cosine_schedule_ends_at_zero(base, pairs, monkeypatch):
+    rates, step = [], torch.optim.Adam.step
+
+    def recording(self, *arguments):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", recording)
+    fit(base, pairs, recipe=replace(TINY, schedule="cosine"))
+    expected = [0.5e-3 * (1 + math.cos(math.pi * k / TINY.epochs)) for k in range(TINY.epochs)]
+    assert rates == pytest.approx(expected)
+    rates.clear()
+    fit(base, pairs)
+    assert rates == [1e-3] * TINY.epochs
 
 
 def test_divergence_is_an_error_not_a_posterior(base, pairs):
@@ -210,9 +262,10 @@ def test_wrong_simulators_are_refused_by_name(base, pairs, case):
 def test_wrong_settings_are_refused(base):
     for settings in (
         {"sigma": 0}, {"epochs": 0}, {"validation_fraction": 1.0}, {"solver": "magic"}, {"steps": 2.5}, {"sigma": "a"},
-        {"epochs": True}, {"learning_rate": float("inf")}, {"num_statistics": 200.5},
+        {"epochs": True}, {"learning_rate": float("inf")}, {"num_statistics": 200.5}, {"checkpoint": "first"},
+        {"schedule": "linear"}, {"source": "y"}, {"x_head": None}, {"hidden_x": 64}, {"hidden_theta": (64, 0)},
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"expected|choose"):
+        with pytest.raises(ValueError, match=r"Expected|choose"):
             Recipe(**settings)
     with pytest.raises(ValueError, match="paper"):
         FMCPE(base, simulate, recipe="best")
@@ -230,13 +283,35 @@ def test_wrong_settings_are_refused(base):
         fmcpe.train_npe(lambda t: torch.zeros(t.shape[0], 3, 8, 8), PRIOR, num_simulations=200)
 
 
-def test_paper_and_default_recipes():
+def test_the_papers_recipe_is_what_its_text_states():
     paper = Recipe.paper()
     assert (paper.learning_rate, paper.clip, paper.batch_size, paper.validation_fraction) == (1e-3, 1.0, 256, 0.2)
-    assert (paper.solver, paper.steps, paper.warm_start, paper.summaries) == ("euler", 50, False, False)
-    assert (paper.width(100), paper.width(1000)) == (64, 128)
+    assert (paper.solver, paper.warm_start, paper.summaries, paper.source) == ("euler", False, False, "observation")
     assert Recipe.default() == Recipe()
     assert Recipe.default().warm_start
+
+
+def test_the_authors_settings_by_task():
+    settings = {name: fmcpe.paper_settings(name) for name in ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")}
+    assert [recipe.epochs for recipe in settings.values()] == [200, 300, 200, 500]
+    assert [recipe.sigma for recipe in settings.values()][1:] == [0.05, 0.5, 0.05]
+    assert [recipe.source for recipe in settings.values()] == ["normal", *["observation"] * 3]
+    for recipe in settings.values():
+        assert (recipe.clip, recipe.clip_jointly, recipe.schedule) == (5.0, False, "cosine")
+        assert (recipe.solver, recipe.steps, recipe.learning_rate) == ("euler", 50, 1e-3)
+    assert settings["pendulum"].hidden_x == (32, 64, 128, 256, 512, 256, 128, 64, 32)
+    assert settings["wind-tunnel"].hidden_theta == (32, 64, 128, 256, 128, 64, 32)
+    with pytest.raises(ValueError, match="pendulum"):
+        fmcpe.paper_settings("offset")
+
+
+@pytest.mark.parametrize("name", ["gaussian", "pendulum"])
+def test_the_authors_settings_train(base, pairs, name):
+    recipe = replace(fmcpe.paper_settings(name), epochs=2, steps=3)
+    posterior = fit(base, pairs, recipe=recipe)
+    assert posterior.corrector.u_x.widths == recipe.hidden_x
+    assert posterior.corrector.u_theta.widths == recipe.hidden_theta
+    assert posterior.sample((5,), x=pairs[1][0]).shape == (5, 2)
 
 
 def test_few_pairs_warn(base):
@@ -272,6 +347,12 @@ def test_the_x_source_has_the_spread_it_says(posteriors):
         x_0 = corrector.draw_x0(y)
     assert torch.allclose(x_0.std(0), torch.full((3,), corrector.sigma), rtol=0.05)
     assert torch.allclose(x_0.mean(0), corrector.y_scale(y)[0], atol=0.05)
+    normal = Corrector(
+        corrector.proposal, corrector.space, corrector.x_scale, corrector.y_scale, None, None, 0.1, Solver(), "normal"
+    )
+    x_0 = normal.draw_x0(y)
+    assert torch.allclose(x_0.std(0), torch.ones(3), rtol=0.05)
+    assert torch.allclose(x_0.mean(0), torch.zeros(3), atol=0.06)
 
 
 def test_times_are_uniform():

@@ -52,6 +52,8 @@ def test_density_is_that_of_the_draws(posteriors, kind):
 class AffineField(nn.Module):
     """The velocity whose flow is z -> expm(G) (z + b) - b, for every observation alike."""
 
+    head = None
+
     def __init__(self, generator, offset):
         super().__init__()
         self.register_buffer("generator", generator)

@@ -31,7 +31,7 @@ def manifest(path):
 
 def test_the_manifest_says_what_is_inside(posteriors, tmp_path):
     says = manifest(posteriors("joint").save(tmp_path / "run.fmcpe"))
-    assert says["format"] == 2
+    assert says["format"] == 3
     assert set(says["versions"]) == {"fmcpe", "torch", "sbi", "zuko"}
     assert says["recipe"]["steps"] == TINY.steps
     assert (says["x_shape"], says["theta_dim"], says["num_pairs"]) == ([3], 2, 30)
@@ -236,3 +236,14 @@ def test_a_truncated_file_is_refused(posteriors, tmp_path):
 
 def test_observations_are_the_simulators_shape(posteriors):
     assert posteriors("joint").corrector.shape == observe(PRIOR.sample((1,))).shape[1:]
+
+
+def test_flows_of_an_older_format_are_refused_by_name(posteriors, tmp_path):
+    path = posteriors("joint").save(tmp_path / "run.fmcpe")
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    says = manifest(path) | {"format": 2}
+    says["recipe"] |= {"many_pairs": 500}
+    save_file(tensors, path, metadata={"fmcpe": json.dumps(says)})
+    with pytest.raises(ValueError, match=r"format 3, got .* of format 2.*Fit the posterior again"):
+        fmcpe.load(path)

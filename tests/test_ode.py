@@ -9,7 +9,7 @@ import torch
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.flow import matching_loss, transport, transport_back, transport_back_with_logdet
-from fmcpe.networks import VelocityField, embedding_for
+from fmcpe.networks import DenseHead, EmbeddingHead, VelocityField, embedding_for
 from fmcpe.ode import METHODS, Solver
 
 
@@ -53,7 +53,7 @@ def test_invert_undoes_solve_and_logdet_is_the_jacobian(method, start, end):
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    u = VelocityField(3, embedding_for((5,), 8), 8, hidden=32, blocks=2)
+    u = VelocityField(3, embedding_for((5,), 8), 8, (32, 32))
     with torch.no_grad():
         u.last.weight.mul_(8)  # an untrained field is nearly zero; make it one that moves things
     return u
@@ -113,3 +113,27 @@ def test_bad_settings_are_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Solver("rk4", 1)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (1.0, 0.0)])
+def test_a_flow_of_many_dimensions_is_solved_in_the_hidden_space(method, ends):
+    """The same map as the direct one, for a field with a linear entrance; with an embedding head it is the direct one."""
+    torch.manual_seed(0)
+    u = VelocityField(60, embedding_for((5,), 8), 8, (16, 24), DenseHead(60, 16)).double()
+    with torch.no_grad():
+        u.last.weight.mul_(8)
+    z, context = torch.randn(7, 60).double(), u.embed(torch.randn(7, 5).double()).detach()
+    solver = Solver(method, 5, *ends)
+    with torch.no_grad():
+        direct = solver.solve(lambda t, x: u(t, x, context), z)
+        assert float((direct - z).abs().mean()) > 0.1
+        assert torch.allclose(transport(u, z, context, solver), direct, atol=1e-10)
+        assert float((transport_back(u, direct, context, solver) - z).abs().max()) < 1e-4
+
+
+def test_gradients_reach_every_weight_of_a_field_with_a_head():
+    for head in (DenseHead(60, 16), EmbeddingHead((60,), 4)):
+        u = VelocityField(60, embedding_for((5,), 8), 8, (16, 24, 24), head)
+        matching_loss(u, torch.randn(4, 60), torch.randn(4, 60), u.embed(torch.randn(4, 5))).sum().backward()
+        assert all(p.grad is not None and bool(p.grad.abs().max() > 0) for p in u.parameters())

@@ -12,7 +12,7 @@ from fmcpe.stacked import Stacked
 
 def velocity_fields(number=3):
     torch.manual_seed(0)
-    modules = [_untrained(2, 4, 50, Recipe(hidden=8)) for _ in range(number)]
+    modules = [_untrained(2, 4, Recipe(hidden=8)) for _ in range(number)]
     for module in modules:  # they start at zero velocity, where all are alike
         nn.init.normal_(module.u.last.weight)
     return modules
@@ -76,7 +76,7 @@ def test_what_cannot_be_batched_over_weights_is_asked_one_by_one():
 
 
 def test_a_field_without_stacked_weights_is_an_ordinary_network():
-    field = VelocityField(2, nn.Identity(), 3, 8, 1)
+    field = VelocityField(2, nn.Identity(), 3, (8,))
     theta = PRIOR.sample((4,))
     context = field.embed(simulate(theta)[:, :3])
     at_once = field(torch.tensor(0.3), theta[:, :2], context)

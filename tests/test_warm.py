@@ -446,10 +446,9 @@ def test_an_observation_unlike_all_pairs_gets_no_point_mass(base, pairs, inverts
         assert len(draws[:, 0].unique()) > 400
 
 
-def test_flows_for_many_pairs_come_back_from_a_file(base, tmp_path):
-    """Networks are wider from `many_pairs` on: in training, in use, and when they are built again."""
+def test_flows_of_another_width_come_back_from_a_file(base, tmp_path):
     theta = PRIOR.sample((40,))
-    recipe, number = Recipe(many_pairs=30, epochs=2), len(theta)
+    recipe, number = Recipe(hidden=24, epochs=2), len(theta)
     members, _ = refine(
         torch.randn(number, 8, 2), torch.randn(number, 2), torch.randn(number, 3), torch.arange(40) % 2, recipe
     )
@@ -457,7 +456,7 @@ def test_flows_for_many_pairs_come_back_from_a_file(base, tmp_path):
     posterior.corrector.set_flows(members)
     posterior.save(tmp_path / "run.fmcpe")
     loaded, y = fmcpe.load(tmp_path / "run.fmcpe"), simulate(theta[:1])[0]
-    assert members[0].first.out_features == 2 * recipe.hidden
+    assert members[0].first.out_features == 24
     assert torch.equal(loaded.sample((5,), x=y, seed=0), posterior.sample((5,), x=y, seed=0))
 
 

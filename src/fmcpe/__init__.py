@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fmcpe.io import load
     from fmcpe.npe import train_npe
     from fmcpe.posterior import CorrectedPosterior
-    from fmcpe.recipe import Recipe
+    from fmcpe.recipe import Recipe, paper_settings
     from fmcpe.simulations import simulate
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ _HOMES = {
     "Recipe": "fmcpe.recipe",
     "as_proposal": "fmcpe.adapters",
     "load": "fmcpe.io",
+    "paper_settings": "fmcpe.recipe",
     "simulate": "fmcpe.simulations",
     "train_npe": "fmcpe.npe",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "diagnostics",
     "load",
     "metrics",
+    "paper_settings",
     "simulate",
     "tasks",
     "train_npe",

@@ -17,10 +17,10 @@ from fmcpe._checks import parameter_dim
 from fmcpe.adapters import DensityProposal, as_proposal
 from fmcpe.architecture import build, build_prior, describe, describe_prior
 from fmcpe.chain import Chain
-from fmcpe.corrector import Corrector
+from fmcpe.corrector import Corrector, theta_field, x_field
 from fmcpe.forward import Forward, Size
 from fmcpe.inversion import InvertedProposal
-from fmcpe.networks import VelocityField, embedding_width
+from fmcpe.networks import VelocityField
 from fmcpe.npe import FlowSize, NPEPosterior, build_estimator
 from fmcpe.ode import Solver
 from fmcpe.proposal import PriorProposal, Proposal
@@ -63,23 +63,18 @@ def build_chain(
     if "transport" in manifest:
         return _build_transport(manifest["transport"], proposal, space, state, shape)
     if "warm" in manifest:
-        return _build_warm(manifest["warm"], manifest["num_pairs"], proposal, space, recipe, state)
+        return _build_warm(manifest["warm"], proposal, space, recipe, state)
     return _build_flows(manifest, proposal, space, recipe, shape, embedding_net, path)
 
 
 def _build_warm(
-    says: dict[str, Any],
-    num_pairs: int,
-    proposal: Proposal,
-    space: ParameterSpace,
-    recipe: Recipe,
-    state: dict[str, Tensor],
+    says: dict[str, Any], proposal: Proposal, space: ParameterSpace, recipe: Recipe, state: dict[str, Tensor]
 ) -> WarmChain:
     shape, features = state["x_scale.mean"].shape, state["y_scale.mean"].shape[0]
     summary = summary_of(proposal, summary_for(shape.numel()))
 
     def field() -> VelocityField:
-        return VelocityField(space.dim, nn.Identity(), features, recipe.width(num_pairs), recipe.blocks)
+        return VelocityField(space.dim, nn.Identity(), features, recipe.widths)
 
     return WarmChain(
         proposal,
@@ -114,11 +109,10 @@ def _build_flows(
     path: str | Path,
 ) -> Corrector:
     shape = shape if proposal.x_shape is None else proposal.x_shape
-    stages, width = manifest["stages"], recipe.width(manifest["num_pairs"])
+    stages = manifest["stages"]
 
-    def field(size: int) -> VelocityField:
-        net = _embedding(manifest["embedding"], embedding_net, path)
-        return VelocityField(size, net, embedding_width(net, shape), width, recipe.blocks)
+    def network() -> nn.Module:
+        return _embedding(manifest["embedding"], embedding_net, path)
 
     placeholder = torch.zeros(2, *shape)
     return Corrector(
@@ -126,10 +120,11 @@ def _build_flows(
         space,
         Standardiser(placeholder),
         Standardiser(placeholder),
-        u_x=None if stages in ("theta-only", "none") else field(shape.numel()),
-        u_theta=None if stages in ("x-only", "none") else field(space.dim),
+        u_x=None if stages in ("theta-only", "none") else x_field(recipe, shape, network()),
+        u_theta=None if stages in ("x-only", "none") else theta_field(recipe, space.dim, shape, network()),
         sigma=recipe.sigma,
         solver=Solver(recipe.solver, recipe.steps),
+        source=recipe.source,
     )
 
 

@@ -17,6 +17,7 @@ Here x, y and θ are standardised, and θ is freed of its bounds; the simulator 
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -32,10 +33,10 @@ from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.adapters import as_proposal
 from fmcpe.chain import Chain
-from fmcpe.corrector import Corrector
+from fmcpe.corrector import Corrector, theta_field, x_field
 from fmcpe.crossfit import CrossFit
 from fmcpe.flow import matching_loss
-from fmcpe.networks import VelocityField, embedding_for, embedding_width
+from fmcpe.networks import embedding_for
 from fmcpe.ode import Solver
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.proposal import Proposal
@@ -161,20 +162,20 @@ class FMCPE:
             x = pairs.y if pairs.x is None else pairs.x
         space = ParameterSpace(proposal.prior, theta)
 
-        def field(dim: int) -> VelocityField:
+        def embedding() -> nn.Module:
             user = self.embedding_net
-            net = embedding_for(tuple(shape), recipe.embedding_dim) if user is None else copy.deepcopy(user)
-            return VelocityField(dim, net, embedding_width(net, shape), recipe.width(len(pairs.y)), recipe.blocks)
+            return embedding_for(tuple(shape), recipe.embedding_dim) if user is None else copy.deepcopy(user)
 
         return Corrector(
             proposal,
             space,
             Standardiser(x),
             Standardiser(pairs.y),
-            u_x=None if self.stages == "theta-only" else field(shape.numel()),
-            u_theta=None if self.stages == "x-only" else field(space.dim),
+            u_x=None if self.stages == "theta-only" else x_field(recipe, shape, embedding()),
+            u_theta=None if self.stages == "x-only" else theta_field(recipe, space.dim, shape, embedding()),
             sigma=recipe.sigma,
             solver=Solver(recipe.solver, recipe.steps),
+            source=recipe.source,
         ).to(self.device)
 
 
@@ -232,7 +233,11 @@ def _train(
     stages: Stages,
     show_progress_bars: bool,
 ) -> dict[str, list[float]]:
-    """Gradient steps on the training pairs; the weights that validate best are kept."""
+    """Gradient steps on the training pairs; the networks of a phase keep the weights of one and the same epoch.
+
+    In joint training u_Θ has learned to correct the source that u_X made in the same epoch: u_X of another epoch makes another
+    source.
+    """
     history: dict[str, list[float]] = {}
     validation = validation.repeated(64)
     number = len(training.theta)
@@ -241,9 +246,10 @@ def _train(
     validation_seed = int(torch.randint(2**31, ()))
 
     for fields in _PHASES[stages]:
-        parameters = [p for name in sorted(fields) for p in getattr(corrector, f"u_{name}").parameters()]
-        optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
-        best, best_state = dict.fromkeys(fields, float("inf")), {}
+        networks = nn.ModuleDict({name: getattr(corrector, f"u_{name}") for name in sorted(fields)})
+        optimiser = torch.optim.Adam(networks.parameters(), lr=recipe.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, recipe.epochs)
+        lowest, kept = float("inf"), networks.state_dict()
         bar = tqdm(
             range(recipe.epochs),
             desc="fitting the correction",
@@ -259,10 +265,13 @@ def _train(
                 losses = _losses(corrector, training.rows(batch), simulator, fields)
                 optimiser.zero_grad()
                 sum(losses.values(), torch.zeros((), device=batch.device)).backward()
-                nn.utils.clip_grad_norm_(parameters, recipe.clip)
+                for clipped in [networks] if recipe.clip_jointly else networks.values():
+                    nn.utils.clip_grad_norm_(clipped.parameters(), recipe.clip)
                 optimiser.step()
                 for name, loss in losses.items():
                     totals[name] += float(loss.detach()) * len(batch) / number
+            if recipe.schedule == "cosine":
+                schedule.step()
 
             for name in fields:
                 history.setdefault(f"training_{name}", []).append(totals[name])
@@ -273,15 +282,14 @@ def _train(
                 validated = {k: float(v) for k, v in _losses(corrector, validation, simulator, fields).items()}
             for name in fields:
                 history.setdefault(f"validation_{name}", []).append(validated[name])
-                if validated[name] < best[name]:
-                    best[name] = validated[name]
-                    best_state[name] = copy.deepcopy(getattr(corrector, f"u_{name}").state_dict())
-        for name, state in best_state.items():
-            getattr(corrector, f"u_{name}").load_state_dict(state)
-        if len(best_state) < len(fields) or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
+            if sum(validated.values()) < lowest:
+                lowest, kept = sum(validated.values()), copy.deepcopy(networks.state_dict())
+        if recipe.checkpoint == "best":
+            networks.load_state_dict(kept)
+        if not math.isfinite(lowest) or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
             raise RuntimeError(
-                "training diverged: the validation loss or the draws are not finite. Lower the learning rate, e.g. "
-                "recipe=Recipe(learning_rate=1e-4), and look for outliers in y."
+                "Training diverged: expected finite validation losses and draws, got NaN or infinite ones. Lower the learning "
+                "rate, e.g. recipe=Recipe.paper(learning_rate=1e-4), and look for outliers in y."
             )
     return history
 
@@ -293,4 +301,6 @@ def _as_recipe(recipe: str | Recipe) -> Recipe:
         return Recipe.default()
     if recipe == "paper":
         return Recipe.paper()
-    raise ValueError(f'recipe={recipe!r} came; "default", "paper" or a Recipe was expected. Try Recipe(sigma=0.1).')
+    raise ValueError(
+        f'Expected recipe "default", "paper" or a Recipe, got {recipe!r}. Try recipe=Recipe.paper(sigma=0.1).'
+    )

@@ -6,13 +6,14 @@ Training (`fmcpe.correction`) and drawing (`fmcpe.posterior`) walk the same chai
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmcpe.chain import Chain
 from fmcpe.flow import transport, transport_back_with_logdet
-from fmcpe.networks import VelocityField
+from fmcpe.networks import DenseHead, EmbeddingHead, VelocityField, embedding_width
 from fmcpe.ode import Solver
 from fmcpe.proposal import Proposal
+from fmcpe.recipe import Recipe
 from fmcpe.spaces import ParameterSpace, Standardiser
 
 
@@ -28,6 +29,7 @@ class Corrector(Chain):
         u_theta: \( u_\Theta \), or None (``stages="x-only"``): the draw stops at θ_0.
         sigma: Standard deviation of the x-source around the standardised y.
         solver: How both flows are integrated.
+        source: ``"observation"`` for the x-source N(y, σ² I), ``"normal"`` for N(0, I).
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Corrector(Chain):
         u_theta: VelocityField | None,
         sigma: float,
         solver: Solver,
+        source: str = "observation",
     ) -> None:
         super().__init__()
-        self.proposal, self.sigma, self.solver = proposal, sigma, solver
+        self.proposal, self.sigma, self.solver, self.source_name = proposal, sigma, solver, source
         self.space, self.x_scale, self.y_scale = space, x_scale, y_scale
         self.u_x, self.u_theta = u_x, u_theta
 
@@ -52,9 +55,10 @@ class Corrector(Chain):
         return self.x_scale.mean.shape
 
     def draw_x0(self, y: Tensor) -> Tensor:
-        """x_0 ~ N(y, σ² I) around the standardised y, flat: (B, d)."""
+        """x_0 ~ N(y, σ² I) around the standardised y, or x_0 ~ N(0, I), flat: (B, d)."""
         centre = self.y_scale(y).flatten(1)
-        return centre + self.sigma * torch.randn_like(centre)
+        noise = torch.randn_like(centre)
+        return noise if self.source_name == "normal" else centre + self.sigma * noise
 
     @torch.no_grad()
     def draw_x(self, y: Tensor, copies: int = 1, x0: Tensor | None = None) -> Tensor:
@@ -100,6 +104,22 @@ class Corrector(Chain):
         theta0 = self.space.to_theta(z0)
         log_source = _log_mean_exp(self.proposal.log_prob(theta0, x, log_acceptance)) - self.space.log_abs_det(theta0)
         return log_source - logdet + self.space.log_abs_det(theta)
+
+
+def x_field(recipe: Recipe, shape: torch.Size, embedding: nn.Module) -> VelocityField:
+    """A fresh u_X for data of `shape`; (x_t, t) has an embedding head of its own, and `embedding` is that of y."""
+    widths = recipe.hidden_x or recipe.widths
+    head: DenseHead | EmbeddingHead = (
+        DenseHead(shape.numel(), widths[0])
+        if recipe.x_head == "dense"
+        else EmbeddingHead(tuple(shape), recipe.embedding_dim)
+    )
+    return VelocityField(shape.numel(), embedding, embedding_width(embedding, shape), widths, head)
+
+
+def theta_field(recipe: Recipe, dim: int, shape: torch.Size, embedding: nn.Module) -> VelocityField:
+    """A fresh u_Θ for θ of `dim` numbers and data of `shape`; `embedding` is that of y."""
+    return VelocityField(dim, embedding, embedding_width(embedding, shape), recipe.hidden_theta or recipe.widths)
 
 
 def _log_mean_exp(log_densities: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from fmcpe.spaces import ParameterSpace
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
-FORMAT = 2
+FORMAT = 3
 _REQUIRED = {"recipe", "stages", "history", "num_pairs", "x_shape", "theta_dim", "embedding", "base", "summaries"}
 
 
@@ -109,7 +109,7 @@ def _rebuild(
 
     proposal = build_base(manifest, tensors, posterior, path)
     proposal = proposal.summarised() if manifest["summaries"] else proposal
-    recipe = Recipe(**manifest["recipe"])
+    recipe = _recipe(manifest, path)
     space = ParameterSpace(proposal.prior, proposal.prior.sample((2,)).to(torch.float32))
     state = under(tensors, "corrector.")
     chain = build_chain(manifest, proposal, space, recipe, state, embedding_net, path)
@@ -123,6 +123,19 @@ def _rebuild(
         manifest.get("method", "FMCPE"),
     )
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
+
+
+def _recipe(manifest: dict[str, Any], path: str | Path) -> Recipe:
+    """The recipe of a manifest. Format 3 gave u_X an embedding head and made the width independent of the number of pairs."""
+    settings = dict(manifest["recipe"])
+    if manifest["format"] < 3:
+        if not settings["warm_start"]:
+            raise ValueError(
+                f"Expected a file of format 3, got {path} of format {manifest['format']}, whose velocity networks have another "
+                "architecture. Fit the posterior again with this version."
+            )
+        settings.pop("many_pairs", None)
+    return Recipe(**settings)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +59,47 @@ class GatedBlock(nn.Module):
         return h + self.second(silu(self.first(silu(h)))) * gate.sigmoid()
 
 
+class DenseHead(nn.Module):
+    """An embedding of (z, t): a perceptron of z and the features of t.
+
+    Args:
+        dim: Dimension of z.
+        width: Number of hidden units and of features it gives.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.time, self.out_features = TimeFeatures(), width
+        self.from_z = nn.Linear(dim, width, bias=False)
+        self.from_t = nn.Linear(self.time.out_features, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.of_projection(t, self.from_z(z))
+
+    def of_projection(self, t: Tensor, projection: Tensor) -> Tensor:
+        """The features of z whose product with the weights of `from_z` is known."""
+        return self.second(silu(projection + self.from_t(self.time(t))))
+
+
+class EmbeddingHead(nn.Module):
+    """An embedding of (z, t): a network that suits data of the shape of z, and the features of t.
+
+    Args:
+        shape: Shape of the data that z is, flattened.
+        features: Number of features of the network.
+    """
+
+    def __init__(self, shape: tuple[int, ...], features: int) -> None:
+        super().__init__()
+        self.shape, self.net, self.time = tuple(shape), embedding_for(tuple(shape), features), TimeFeatures()
+        self.out_features = features + self.time.out_features
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        features, time = self.net(z.unflatten(-1, self.shape)), self.time(t)
+        return torch.cat([features, time.expand(*features.shape[:-1], -1)], dim=-1)
+
+
 class VelocityField(nn.Module):
     """u(t, z, y) for flat z of `dim` numbers.
 
@@ -67,31 +110,47 @@ class VelocityField(nn.Module):
         dim: Dimension of z.
         embedding: Network from a batch of observations to (B, embedding_dim).
         embedding_dim: Its output size.
-        hidden: Width of the residual network.
-        blocks: Number of residual blocks.
+        widths: Widths of the residual blocks; a linear layer stands between two that differ.
+        head: Embeds (z, t) before the residual network, with a signature of ``(t, z)``; z itself enters it if None.
     """
 
-    def __init__(self, dim: int, embedding: nn.Module, embedding_dim: int, hidden: int, blocks: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        embedding: nn.Module,
+        embedding_dim: int,
+        widths: Sequence[int],
+        head: DenseHead | EmbeddingHead | None = None,
+    ) -> None:
         super().__init__()
-        self.embedding, self.time = embedding, TimeFeatures()
-        self.from_y = Linear(embedding_dim, (1 + blocks) * hidden)
-        self.from_t = Linear(self.time.out_features, (1 + blocks) * hidden)
-        self.first = Linear(dim, hidden)
-        self.blocks = nn.ModuleList(GatedBlock(hidden) for _ in range(blocks))
-        self.last = Linear(hidden, dim)
+        self.embedding, self.time, self.head, self.widths = embedding, TimeFeatures(), head, tuple(widths)
+        self._parts = [widths[0], *widths]
+        self.from_y = Linear(embedding_dim, sum(self._parts))
+        self.from_t = Linear(self.time.out_features, sum(self._parts))
+        self.first = Linear(dim if head is None else head.out_features, widths[0])
+        self.blocks = nn.ModuleList(GatedBlock(width) for width in widths)
+        self.resize = nn.ModuleList(
+            nn.Identity() if before == after else Linear(before, after) for before, after in pairwise(widths)
+        )
+        self.last = Linear(widths[-1], dim)
 
     def embed(self, y: Tensor) -> Tensor:
-        """The context of each row of `y`, (B, (1 + blocks) * hidden)."""
+        """The context of each row of `y`, (B, widths[0] + sum(widths))."""
         return self.from_y(self.embedding(y))
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
         """The velocity at time `t` (() or (B, 1)) and point `z` (B, dim), for observations embedded in `context`."""
-        context = context + self.from_t(self.time(t.reshape(1) if t.ndim == 0 else t))
-        shift, *gates = context.chunk(1 + len(self.blocks), dim=-1)
-        h = self.first(z) + shift
-        for block, gate in zip(self.blocks, gates, strict=True):
-            h = block(h, gate)
-        return self.last(silu(h))
+        t = t.reshape(1) if t.ndim == 0 else t
+        return self.last(self.trunk(t, z if self.head is None else self.head(t, z), context))
+
+    def trunk(self, t: Tensor, entrance: Tensor, context: Tensor) -> Tensor:
+        """What the last, linear layer makes the velocity of, (B, widths[-1])."""
+        context = context + self.from_t(self.time(t))
+        shift, *gates = context.split(self._parts, dim=-1)
+        h = self.first(entrance) + shift
+        for block, gate, resize in zip(self.blocks, gates, [*self.resize, nn.Identity()], strict=True):
+            h = resize(block(h, gate))
+        return silu(h)
 
 
 def embedding_for(shape: tuple[int, ...], out_features: int) -> nn.Sequential:

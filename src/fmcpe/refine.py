@@ -54,7 +54,7 @@ def _train(z0: Tensor, z1: Tensor, features: Tensor, folds: Tensor, recipe: Reci
     """All members together, as they are where they are best on average over the pairs that each has not seen."""
     number, size = int(folds.max()) + 1, (recipe.batch_size,)
     outside = [(folds != k).nonzero()[:, 0] for k in range(number)]
-    untrained = [_untrained(z1.shape[1], features.shape[1], len(z1), recipe).to(z1.device) for _ in outside]
+    untrained = [_untrained(z1.shape[1], features.shape[1], recipe).to(z1.device) for _ in outside]
     stacked = Stacked(untrained, natively=True)
     optimiser = torch.optim.Adam(stacked.weights.values(), lr=recipe.learning_rate, fused=True)
     lowest, best, waited = math.inf, stacked.snapshot(), 0
@@ -85,8 +85,8 @@ class _Matching(nn.Module):
         return matching_loss(self.u, z0, z1, self.u.embed(features), t)
 
 
-def _untrained(dim: int, features: int, pairs: int, recipe: Recipe) -> _Matching:
-    u = VelocityField(dim, nn.Identity(), features, recipe.width(pairs), recipe.blocks)
+def _untrained(dim: int, features: int, recipe: Recipe) -> _Matching:
+    u = VelocityField(dim, nn.Identity(), features, recipe.widths)
     nn.init.zeros_(u.last.weight)
     nn.init.zeros_(u.last.bias)
     return _Matching(u)

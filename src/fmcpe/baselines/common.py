@@ -64,10 +64,15 @@ class SimulationTrained:
                 f"prior is missing; the prior of the simulations was expected. Type {type(self).__name__}(simulator, prior)."
             )
         self.simulator, self.prior, self.num_simulations = simulator, prior, num_simulations
+        self.embedding_net, self.simulations = embedding_net, simulations
         # as `fmcpe.train_npe` does: what differs from the base posterior is then the method alone
-        self.embedding_net = made_aware(embedding_net)
-        self.simulations = simulations
+        self.roughen = True
         self.flow, self.training, self.device = flow or FlowSize(), training or Training(), device
+
+    @property
+    def _network(self) -> nn.Module | None:
+        """The embedding network, told how rough its input is where simulations are roughened."""
+        return made_aware(self.embedding_net) if self.roughen else self.embedding_net
 
     def _simulate(self) -> tuple[Distribution, Tensor, Rows]:
         """The prior as sbi wants it, θ and x; draws as `fmcpe.train_npe` does, in the same order."""

@@ -79,7 +79,7 @@ class JNPE(SimulationTrained):
                 parameters, x = torch.cat([parameters, theta]), _followed_by(x, y)
                 weights = torch.cat([torch.ones(simulated), torch.full((number,), float(self.pair_weight))])
             posterior = fit_npe(
-                parameters, x, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars,
+                parameters, x, prior, self._network, self.flow, self.training, self.device, show_progress_bars,
                 weights=weights, num_simulated=len(parameters) - number, what="J-NPE",
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}

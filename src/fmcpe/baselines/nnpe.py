@@ -91,7 +91,7 @@ class NNPE(SimulationTrained):
         device: str = "cpu",
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
-        self.embedding_net = embedding_net  # its own noise is all the noise it has
+        self.roughen = False  # its own noise is all the noise it has
         self.noise = noise or SpikeAndSlab()
 
     def fit(
@@ -112,7 +112,7 @@ class NNPE(SimulationTrained):
             # a number that never varies has no unit of its own, but real data may vary there
             scale = torch.where(scale > 0, scale, scale.mean())
             posterior = fit_npe(
-                parameters, x, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars,
+                parameters, x, prior, self._network, self.flow, self.training, self.device, show_progress_bars,
                 corrupt=lambda data: self.noise(data, scale), what="NNPE",
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
