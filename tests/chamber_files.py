@@ -11,18 +11,19 @@ NUM_RUNS, NUM_IMAGES = 30, 20
 def write_impulses(
     root,
     columns=("hatch", "pressure_downwind"),
-    rows=NUM_RUNS * 50,
+    rows=None,
     edit=lambda lines: lines,
     first_column="counter",
+    runs=NUM_RUNS,
 ):
-    """A csv file of impulses; returns its path, and the hatch positions and pressures, (NUM_RUNS, 50) each."""
+    """A csv file of impulses; returns its path, and the hatch positions and pressures, (runs, 50) each."""
     rng = np.random.default_rng(0)
-    hatch = np.repeat(rng.integers(0, 451, NUM_RUNS) / 10, 50)
+    hatch = np.repeat(rng.integers(0, 451, runs) / 10, 50)
     hatch[:50], hatch[50:100] = 0.0, 45.05  # the stepper motor may pass a bound by less than a step
     values = {"counter": np.arange(len(hatch)), "hatch": hatch, "load_in": 0 * hatch}
     values["pressure_downwind"] = 96_000 + rng.normal(size=len(hatch)).round(2) + np.arange(len(hatch)) % 50
     names = sorted(["counter", "load_in", *columns], key=lambda name: name != first_column)
-    lines = [",".join(names)] + [",".join(str(values[n][i]) for n in names) for i in range(rows)]
+    lines = [",".join(names)] + [",".join(str(values[n][i]) for n in names) for i in range(rows or len(hatch))]
     folder = root / IMPULSES[0]
     folder.mkdir(parents=True)
     path = folder / f"{IMPULSES[1]}.csv"

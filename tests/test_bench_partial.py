@@ -50,9 +50,9 @@ def test_a_verdict_on_a_part_of_the_units_says_so_far(partial):
     assert str(Verdict(0, 0, "12 of 64 units done")) == "not run (12 of 64 units done)"
     results = Results.read(partial)
     counts = results.so_far("main")
-    assert re.fullmatch(r"\d+ of 64 units done, 1 failed", counts)
+    assert re.fullmatch(r"\d+ of 67 units done, 1 failed", counts)
     beats = next(claim for claim in CLAIMS if "consistently outperforms" in claim.says)
-    assert str(beats.verdict(results, "fmcpe")) == f"agrees so far (6 of 6 comparisons; {counts})"
+    assert str(beats.verdict(results, "fmcpe")) == f"agrees so far (6 of 6 comparisons; gaussian; {counts})"
     grows = next(claim for claim in CLAIMS if "All metrics decrease" in claim.says)
     assert grows.verdict(results, "fmcpe").of == 0
     fill(partial / "quick", ["main"], wanted=lambda unit: begun(unit) or unit.pairs == 50, preset="quick")
@@ -235,4 +235,4 @@ def test_every_table_and_file_names_a_stand_in_as_one(tmp_path):
         labels = [row.unit.label for row in store.rows().values()]
     assert not [label for label in labels if re.search(r"(wind|light)-tunnel(?!-stand-in|-prior)", label)]
     assert titled("gaussian-ci alpha=2") == "gaussian-ci alpha=2"
-    assert titled("wind-tunnel data=folder") == "wind-tunnel-measured data=folder"
+    assert titled("wind-tunnel data=0123") == "wind-tunnel-measured"

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from bench_results import fill
 
-from fmcpe.bench import paper
+from fmcpe.bench import figures, paper
 from fmcpe.bench.claims import CLAIMS, Verdict
 from fmcpe.bench.compare import compare
 from fmcpe.bench.frontier import frontier_table, speed_table
@@ -19,7 +19,7 @@ from fmcpe.bench.report import SECTIONS, write_report
 from fmcpe.bench.results import Results, number, spread
 from fmcpe.bench.store import Store
 from fmcpe.bench.table import Table
-from fmcpe.bench.tables import independence_table, sensitivity_table, timing_table
+from fmcpe.bench.tables import independence_table, metric_table, sensitivity_table, timing_table
 from fmcpe.cli import main
 
 
@@ -54,9 +54,12 @@ def test_the_papers_numbers_stand_beside_ours(run):
     results = Results.read(run)
     table = independence_table(results)
     row = next(row for row in table.rows if row[0] == "5" and row[1] == "T_X only")
-    assert row[2] == "0.709 ± 0.168" and row[3] == number(results.mean("independence", "gaussian-ci alpha=5.0",
-                                                                        "fmcpe-paper-x-only", None, "joint_c2st"))  # fmt: skip
-    assert row[table.header.index("differ")] == "yes", "0.709 and 2.6 differ"
+    full, alone = (
+        results.mean("independence", "gaussian-ci alpha=5.0", method, None, "joint_c2st")
+        for method in ("fmcpe-paper", "fmcpe-paper-x-only")
+    )
+    assert row[2:6] == ["0.709 ± 0.168", "+30.1 %", number(alone), f"{100 * (alone / full - 1):+.1f} %"]
+    assert row[table.header.index("differ")] == "", "20 pairs are not compared with the paper's 1000"
     assert "standardised" in table.note and paper.SPACE in table.note
     grid = sensitivity_table(results, "pendulum")
     assert grid.rows[2][:3] == ["0.001", "1", "(2.6 ± 0.52)e-3"] and "none" in {row[1] for row in grid.rows}
@@ -143,7 +146,7 @@ def test_comparing_two_runs_shows_what_changed(run, tmp_path, capsys):
 def test_status_and_report_from_the_command_line(run, tmp_path, capsys):
     assert main(["bench", "status", "--out", str(run)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"main \(smoke\) +64 +0 +0 +0", out) and "nobody is at work" in out
+    assert re.search(r"main \(smoke\) +67 +0 +0 +0", out) and "nobody is at work" in out
     small = fill(tmp_path, ["speed"])
     assert main(["bench", "report", "--out", str(small)]) == 0
     assert (small / "report.html").is_file()
@@ -155,3 +158,70 @@ def test_frontier_prints_its_table_and_does_nothing_twice(run, capsys):
     assert main(["bench", "frontier", "--preset", "smoke", "--out", str(run)]) == 0
     out = capsys.readouterr().out
     assert "0 now" in out and "asked for" in out and "fmcpe-paper" in out
+
+
+def test_like_is_compared_with_like(tmp_path):
+    """Numbers and orders are compared where the plan has the paper's number of pairs and epochs, and nowhere else."""
+    small = Results.read(fill(tmp_path / "small", ["independence", "sensitivity"]))
+    same = Results.read(fill(tmp_path / "same", ["independence", "sensitivity"], preset="quick"))
+    for results, compared in ((small, False), (same, True)):
+        table = independence_table(results)
+        column = [row[table.header.index("differ")] for row in table.rows]
+        assert ("yes" in column) == compared
+        assert ("rank correlation" in sensitivity_table(results, "pendulum").note) == compared
+    assert len(sensitivity_table(same, "pendulum").rows) == 16 + 1
+
+
+def test_every_table_states_both_budgets_and_the_base_posteriors(tmp_path):
+    results = Results.read(fill(tmp_path, EXPERIMENTS, preset="quick"))
+    for section in SECTIONS:
+        for _, item in section.content(results):
+            if isinstance(item, Table):
+                assert "Ours: " in item.note and " pairs, " in item.note, item.name
+                assert ("Paper: " in item.note) == (section.where != "not in the paper"), item.name
+                assert "Base posterior: " in item.note, item.name
+    note = metric_table(results, "main", "energy").note
+    assert "Ours: 10, 50, 200 and 1000 pairs, 3 sets, 300 test pairs with 60 draws each, 200 epochs" in note
+    assert "Paper: 10, 50, 200 and 1000 pairs, 5 calibration sets, 2000 test pairs; epochs not stated." in note
+    assert (
+        "plain simulations (npe, mf-npe, rope, fmcpe-paper); domain-randomised simulations (fmcpe); vectors: plain"
+        in note
+    )
+    posterior = metric_table(results, "main", "c2st").note
+    assert "3 observations with 1000 draws each, 3-fold C2ST" in posterior and "5000 draws each" in posterior
+
+
+def test_a_claim_is_checked_only_if_every_part_of_it_was_measured(tmp_path):
+    claim = next(claim for claim in CLAIMS if claim.section == "prior")
+    whole = Results.read(fill(tmp_path / "whole", ["prior"]))
+    assert claim.verdict(whole, "fmcpe").word == "agrees"
+    one_size = Results.read(fill(tmp_path / "part", ["prior"], wanted=lambda unit: unit.pairs != 20))
+    verdict = claim.verdict(one_size, "fmcpe")
+    assert verdict.word == "not checked" and "improving with pairs was not measured" in str(verdict)
+    assert verdict.of > 0, "the other part was"
+
+
+def test_figures_have_what_the_papers_have(run, monkeypatch):
+    """Metrics of the posterior on gaussian in figure 2, RoPE in the wind tunnel's corners, both recipes before and after."""
+    results, drawn, boxes = Results.read(run), [], []
+    monkeypatch.setattr(figures, "corners", lambda _, task, size, methods: drawn.append((task, methods)))
+    sections = {section.key: section for section in SECTIONS}
+    list(sections["corner"].content(results))
+    assert {task for task, methods in drawn if "rope" in methods} == {"wind-tunnel"}
+    drawn.clear()
+    list(sections["before-after"].content(results))
+    assert {methods for _, methods in drawn} == {("npe", "fmcpe-paper", "fmcpe", "reference")}
+    monkeypatch.setattr(
+        figures, "_boxes", lambda axes, results, experiment, task, metric, *_: boxes.append((task, metric))
+    )
+    next(sections["main"].content(results))
+    assert {("gaussian", "w2"), ("gaussian", "c2st"), ("pendulum", "joint_w2"), ("pendulum", "joint_c2st")} <= set(
+        boxes
+    )
+    assert ("gaussian", "joint_w2") not in boxes
+
+
+def test_boxes_over_observations_are_of_each_observation(run):
+    results = Results.read(run)
+    values = figures._by_observation(results, "main", "gaussian", "fmcpe", 10, "c2st")
+    assert values == pytest.approx([0.55, 1.1 * 0.55, 1.2 * 0.55])

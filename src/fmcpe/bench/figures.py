@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from fmcpe.bench.claims import VARIANTS
 from fmcpe.bench.clock import PARTS
-from fmcpe.bench.results import METRICS, Results
+from fmcpe.bench.results import METRICS, Results, each_observation
 from fmcpe.bench.units import titled
 from fmcpe.diagnostics import SBCResult
 from fmcpe.diagnostics.plots import corner, rank_histograms
@@ -27,30 +27,52 @@ COLORS = {
 """Okabe and Ito's, which colour-blind readers can tell apart; a method has the same colour in every figure."""
 
 
+PAPERS_OWN = {"joint_w2": "w2", "joint_c2st": "c2st"}
+"""On `gaussian`, figure 2 of the paper has metrics of the posterior in place of the joint ones."""
+
+
 def box_plots(
-    results: Results, experiment: str, metrics: Sequence[str], methods: Sequence[str] | None = None
+    results: Results,
+    experiment: str,
+    metrics: Sequence[str],
+    methods: Sequence[str] | None = None,
+    *,
+    as_figure_2: bool = False,
+    over_observations: bool = False,
 ) -> Figure | None:
     """Boxes over calibration sets (quartiles, whiskers to the ends): metrics as rows, tasks as columns, methods side by side.
 
     Methods without pairs are horizontal lines, and so is the reference posterior: the floor.
+
+    Args:
+        results: The run.
+        experiment: The experiment.
+        metrics: Metrics.
+        methods: Methods; all of them if None.
+        as_figure_2: Show C2ST and W2 to the exact posterior on `gaussian`, as the paper does, in place of the joint ones.
+        over_observations: Boxes over the observations that are compared with the reference posterior, each one's mean over
+            the calibration sets.
     """
     tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment)
     known = [m for m in results.methods(experiment, done=True) if methods is None or m in methods]
     boxed = [m for m in known if m not in ("npe", "nnpe", "reference")]
     shown = [metric for metric in metrics if any(_any(results, experiment, t, m, metric) for t in tasks for m in known)]
+    if over_observations:
+        tasks = [task for task in tasks if any(_any(results, experiment, task, m, x) for m in known for x in shown)]
     if not tasks or not sizes or not shown:
         return None
     figure = Figure(figsize=(1.2 + 3.3 * len(tasks), 0.9 + 2.3 * len(shown)), layout="constrained")
     grid = figure.subplots(len(shown), len(tasks), squeeze=False, sharex=True)
-    for row, metric in enumerate(shown):
+    for row, joint in enumerate(shown):
         for column, task in enumerate(tasks):
             axes = grid[row, column]
-            _boxes(axes, results, experiment, task, metric, sizes, known, boxed)
+            metric = PAPERS_OWN.get(joint, joint) if as_figure_2 and task == "gaussian" else joint
+            _boxes(axes, results, experiment, task, metric, sizes, known, boxed, over_observations)
             if row == 0:
                 axes.set_title(titled(task), fontweight="bold", fontsize=11)
             if row == len(shown) - 1:
                 axes.set_xlabel("calibration pairs")
-            if column == 0:
+            if column == 0 or metric != joint or (as_figure_2 and tasks[column - 1] == "gaussian"):
                 axes.set_ylabel(_short(metric), fontsize=9)
     handles = [Patch(color=COLORS[m], label=m + (" (no pairs)" if m in ("npe", "nnpe") else "")) for m in known]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 * len(tasks)), frameon=False)
@@ -59,7 +81,7 @@ def box_plots(
 
 def _boxes(
     axes: Axes, results: Results, experiment: str, task: str, metric: str, sizes: Sequence[int], known: Sequence[str],
-    boxed: Sequence[str],
+    boxed: Sequence[str], over_observations: bool = False,
 ) -> None:  # fmt: skip
     width = 0.8 / max(1, len(boxed))
     for method in known:
@@ -70,6 +92,8 @@ def _boxes(
                 axes.axhline(value, color=COLORS[method], ls=style, lw=1.2, zorder=0)
             continue
         values = [results.values(experiment, task, method, size, metric) for size in sizes]
+        if over_observations:
+            values = [_by_observation(results, experiment, task, method, size, metric) for size in sizes]
         at = [i + (boxed.index(method) - (len(boxed) - 1) / 2) * width for i, v in enumerate(values) if len(v)]
         values = [v for v in values if len(v)]
         if not values:
@@ -93,6 +117,13 @@ def _boxes(
     elif metric in ("mse", "w2") and axes.get_ylim()[0] > 0 and axes.get_ylim()[1] > 20 * axes.get_ylim()[0]:
         axes.set_yscale("log")
     _tidy(axes)
+
+
+def _by_observation(results: Results, experiment: str, task: str, method: str, size: int, metric: str) -> np.ndarray:
+    """A metric for each observation, mean over calibration sets."""
+    found = [each_observation(row, metric) for row in results.select(experiment, task, method, size)]
+    found = [values for values in found if len(values)]
+    return np.mean(found, axis=0) if found else np.empty(0)
 
 
 def corners(results: Results, task: str, size: int, methods: Sequence[str]) -> Figure | None:

@@ -11,7 +11,7 @@ import numpy as np
 from fmcpe.bench import paper
 from fmcpe.bench.results import Results, missing, number
 from fmcpe.bench.table import Table
-from fmcpe.bench.tables import SOME_EPOCHS, sets_note, so_far
+from fmcpe.bench.tables import budgets, sets_note, so_far
 from fmcpe.bench.units import titled
 
 Range = tuple[float | None, float | None]
@@ -58,7 +58,8 @@ def frontier_table(results: Results) -> Table:
     note = so_far(results, "frontier") + (
         f"fmcpe: the default recipe. {sets_note(results, 'frontier')} "
         "Energy score in unconstrained θ, standardised by the prior; lower is better. "
-        '"As good": within one standard error of the best other method, ablations among them.'
+        '"As good": within one standard error of the best other method, ablations among them. '
+        f"{budgets(results, 'frontier')}"
     )
     return Table("frontier", "Accuracy of the default recipe", header, rows, note)
 
@@ -85,7 +86,7 @@ def _judged(results: Results, task: str, size: int, metric: str, mine: np.ndarra
         low, high = TARGETS[task, metric][column]
         asked = f"≤ {high}" if low is None else f"≥ {low}" if high is None else f"{low} to {high}"
         met = _yes(all((low is None or v >= low) and (high is None or v <= high) for v in values)) + when
-    elif column is not None and metric == "energy" and task.endswith("tunnel") and rivals:
+    elif column is not None and metric == "energy" and task.split(maxsplit=1)[0].endswith("tunnel") and rivals:
         rival = min(rivals, key=lambda name: rivals[name])
         asked = f"≤ {SHARE[column]} × {number(rivals[rival])} ({rival})"
         met = _yes(values[0] <= SHARE[column] * rivals[rival]) + when
@@ -127,7 +128,7 @@ def speed_table(results: Results) -> Table:
     note = so_far(results, "speed") + (
         "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. A fit that keeps a closed form "
         "has hardly any gradient steps of its own to be compared with. Inference: one draw for each "
-        f"of many observations. {SOME_EPOCHS}"
+        f"of many observations. {budgets(results, 'speed')}"
     )
     return Table("speed", "Speed of the default recipe", header, rows, note)
 

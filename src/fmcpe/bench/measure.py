@@ -39,6 +39,9 @@ def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple
     with seeded(derive(seed, "bench", "draws")):
         draws = draw(evaluation.draws, y)
     z, z_true = space.to_z_safely(draws), space.to_z_safely(theta)
+    joint = _joint(z[0], z_true, y, task, seed) if evaluation.joint else {}
+    if evaluation.draws == 1:
+        return joint, {"theta": theta[0].numpy()}
     ranks = sbc_of_draws(draws, theta, names=task.theta_names)
     found: dict[str, Any] = {
         "energy": metrics.energy_score(z, z_true),
@@ -55,8 +58,7 @@ def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple
     if len(draws) >= 2 * theta.shape[1] + 4:
         credibility = ellipsoid_credibility(draws, theta)
         found["joint_coverage"] = {f"{level:g}": float((credibility <= level).double().mean()) for level in LEVELS}
-    if evaluation.joint:
-        found |= _joint(z[0], z_true, y, task, seed)
+    found |= joint
     arrays = {"ranks": ranks.ranks.numpy().astype(np.int32)}
     if evaluation.reference:
         found |= _against_reference(draw, task, y, space, evaluation, seed, arrays)
@@ -92,8 +94,8 @@ def _against_reference(
     z = torch.stack([space.to_z_safely(truth) for truth in exact]), space.to_z_safely(draws).transpose(0, 1)
     both = [metrics.standardise(*pair) for pair in zip(*z, strict=True)]
     rows = {
-        "c2st": metrics.c2st_each(*z, seed=seed),
-        "w2": [metrics.wasserstein2(a, b, max_points=500) for a, b in both],
+        "c2st": metrics.c2st_each(*z, folds=evaluation.folds, seed=seed),
+        "w2": [metrics.wasserstein2(a, b) for a, b in both],
         "mmd2": [metrics.mmd2(a, b) for a, b in both],
     }
     return {name: float(np.mean(values)) for name, values in rows.items()} | {

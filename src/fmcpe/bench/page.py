@@ -76,7 +76,8 @@ def page(title: str, links: Sequence[tuple[str, str]], body: str) -> str:
 
 def badge(verdict: Verdict) -> str:
     """A verdict in colour and in words."""
-    kind = {"agrees": "agrees", "agrees in part": "part", "does not agree": "differs", "not run": "none"}[verdict.word]
+    kinds = {"agrees": "agrees", "agrees in part": "part", "does not agree": "differs"}
+    kind = kinds.get(verdict.word, "none")
     return f'<span class="badge {kind}">{escape(verdict)}</span>'
 
 
@@ -131,6 +132,9 @@ def opening(results: Results) -> str:
             f'<p class="warning">{escape(", ".join(results.stand_ins()))}: the real side is a <b>stand-in</b> for '
             "measurements, not the measured data of the paper.</p>"
         )
+    if results.measured():
+        named = ", ".join(f"{task} ({data})" for task, data in results.measured())
+        parts.append(f'<p class="where">Measured data, by task and fingerprint: {escape(named)}.</p>')
     if missing:
         parts.append(f'<p class="missing">Not run: {escape(", ".join(missing))}.</p>')
     return "".join(parts)

@@ -10,6 +10,21 @@ SCALE = (
     "size, only in how they move with the settings."
 )
 
+BUDGETS = {
+    "main": "10, 50, 200 and 1000 pairs, 5 calibration sets, 2000 test pairs; epochs not stated",
+    "posterior-level": "10, 50, 200 and 1000 pairs, 3 observations with 5000 draws each, 3-fold C2ST; epochs not stated",
+    "sbc": "10, 50, 200 and 1000 pairs, one calibration set, 1000 test pairs with 500 draws each; epochs not stated",
+    "ablation": "sizes, sets, test pairs and epochs not stated",
+    "independence": "1000 pairs, 3 seeds; test pairs and epochs not stated",
+    "prior": "3 calibration sets; sizes, test pairs and epochs not stated",
+    "timing": "10, 50, 200 and 1000 pairs, 5000 observations at inference; epochs not stated",
+    "sensitivity": "200 pairs, 3 seeds, 3000 test pairs with one draw each, 50 epochs",
+}
+"""How much of everything the paper's experiments had, by its account."""
+
+INDEPENDENCE_PAIRS = 1000
+SENSITIVITY_PAIRS, SENSITIVITY_EPOCHS = 200, 50
+
 INDEPENDENCE = {  # table "Flow-θ ablation", N_cal = 1000: α -> (full, T_X only), each (jC2ST, std, jMMD, std)
     0.0: ((0.576, 0.006, 0.00040, 0.00001), (0.613, 0.003, 0.00043, 0.00001)),
     0.5: ((0.630, 0.015, 0.00045, 0.00000), (0.673, 0.004, 0.00051, 0.00001)),

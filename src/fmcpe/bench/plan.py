@@ -13,11 +13,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from fmcpe.bench.presets import PRESETS, Preset
-from fmcpe.bench.units import Evaluation, Options, Unit, options
+from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, Unit, options
 from fmcpe.tasks import find
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
@@ -29,21 +29,37 @@ METHODS = (*BASELINES, "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "referenc
 WITHOUT_PAIRS = ("npe", "nnpe", "reference")
 """Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
 
+BEYOND_THE_PAPER = ("frontier", "speed")
+"""Experiments that compare with the default recipe, and not with the paper."""
+
 OWN_TASKS = {"independence": ("gaussian-ci",), "prior": ("gaussian-prior", "wind-tunnel-prior")}
 """Experiments that are about certain tasks and no others."""
+
+WITH_DATA = ("wind-tunnel", "light-tunnel")
+"""Tasks whose real side can be measured data."""
 
 ONE_AT_A_TIME = ("timing", "speed")
 """Experiments that measure time, and so run with one worker unless told otherwise."""
 
 
-def plan(experiment: str, preset: str, tasks: Iterable[str] = (), methods: Iterable[str] = ()) -> list[Unit]:
+def plan(
+    experiment: str,
+    preset: str,
+    tasks: Iterable[str] = (),
+    methods: Iterable[str] = (),
+    data: Mapping[str, str] | None = None,
+) -> list[Unit]:
     """The units of an experiment, base posteriors first, none of them twice.
+
+    In experiments that reproduce the paper, base posteriors are trained on plain simulations, but for the default recipe's own;
+    `frontier` and `speed` give the default recipe's base posterior to every method.
 
     Args:
         experiment: One of `EXPERIMENTS`.
         preset: One of `PRESETS`.
         tasks: Tasks to go over in place of the preset's, in experiments that go over tasks.
         methods: Methods to go over, of those that the experiment compares; all of them by default.
+        data: Fingerprints of measured data by task; without one, the real side is a stand-in.
     """
     if experiment not in EXPERIMENTS or preset not in PRESETS:
         raise ValueError(
@@ -57,7 +73,8 @@ def plan(experiment: str, preset: str, tasks: Iterable[str] = (), methods: Itera
         if experiment in OWN_TASKS:
             raise ValueError(f"{experiment} is about {' and '.join(OWN_TASKS[experiment])}; leave --task out.")
         budget = replace(budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen)
-    fits, wanted = list(dict.fromkeys(EXPERIMENTS[experiment](budget))), tuple(methods)
+    made = (_with_base(unit, experiment, data or {}) for unit in EXPERIMENTS[experiment](budget))
+    fits, wanted = list(dict.fromkeys(made)), tuple(methods)
     unknown = set(wanted) - {unit.method for unit in fits}
     if unknown:
         raise ValueError(
@@ -67,6 +84,13 @@ def plan(experiment: str, preset: str, tasks: Iterable[str] = (), methods: Itera
     fits = [unit for unit in fits if not wanted or unit.method in wanted]
     bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
     return [*bases, *fits]
+
+
+def _with_base(unit: Unit, experiment: str, data: Mapping[str, str]) -> Unit:
+    """The unit with its base posterior's kind of simulations, and with the measured data of its task."""
+    randomised = experiment in BEYOND_THE_PAPER or (unit.method.startswith("fmcpe") and "-paper" not in unit.method)
+    possible = unit.task in RANDOMISABLE and (unit.method not in WITHOUT_BASE or unit.method == "j-npe")
+    return replace(unit, randomised=randomised and possible, data=data.get(unit.task, ""))
 
 
 def _main(p: Preset) -> Iterable[Unit]:
@@ -107,13 +131,12 @@ def _speed(p: Preset) -> Iterable[Unit]:
 
 def _timed(p: Preset, sizes: tuple[int, ...], methods: Iterable[str]) -> Iterable[Unit]:
     clock = Evaluation(test=0, draws=0, reference=0, reference_draws=0, joint=False, timed=p.timed)
-    p = replace(p, paper_recipe=p.timed_recipe)
     return _grid(replace(p, evaluation=clock, sizes=sizes, sets=1), p.tasks, methods)
 
 
 def _sensitivity(p: Preset) -> Iterable[Unit]:
     # the reference posterior's joint W2 and MMD are the floor to read the table against
-    evaluation = replace(p.evaluation, test=p.grid_test, draws=p.grid_draws, reference=0)
+    evaluation = replace(p.evaluation, test=p.grid_test, draws=1, reference=0)
     for task in p.sensitivity_tasks:
         for rate in p.rates:
             for clip in p.clips:
@@ -148,10 +171,9 @@ def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options:
                 for method in methods:
                     if method in WITHOUT_PAIRS:
                         continue
-                    recipe = p.recipe_of(method)
                     simulations = p.simulations_of(method)
                     yield Unit(
-                        "fit", task, method, task_options, simulations, p.epochs, pairs, number, recipe, p.evaluation
+                        "fit", task, method, task_options, simulations, p.epochs, pairs, number, p.recipe, p.evaluation
                     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fmcpe.bench.units import SIMULATION_TRAINED, Evaluation, Options, options
 
 _PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
-_QUICK = Evaluation(test=300, draws=60, reference=5, reference_draws=1000)
+_QUICK = Evaluation(test=300, draws=60, reference_draws=1000)
 _QUICKEST = replace(_QUICK, draws=20, reference=0)
 _SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
 
@@ -41,11 +41,8 @@ class Preset:
         grid_pairs: Pairs of `sensitivity`.
         grid_epochs: Epochs of `sensitivity`.
         grid_seeds: Seeds of `sensitivity`.
-        grid_test: Test pairs of `sensitivity`.
-        grid_draws: Draws for each of them; the table compares one of them with the truth.
+        grid_test: Test pairs of `sensitivity`, with one draw for each.
         recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
-        paper_recipe: The same for the paper's recipe alone, but where it is timed. 200 epochs are those of its research code.
-        timed_recipe: The same where it is timed: its epochs are alike, and the time of some says that of all.
     """
 
     tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
@@ -73,14 +70,7 @@ class Preset:
     grid_epochs: int = 50
     grid_seeds: tuple[int, ...] = (33, 43, 53)
     grid_test: int = 3000
-    grid_draws: int = _PAPER.draws
     recipe: Options = ()
-    paper_recipe: Options = ()
-    timed_recipe: Options = ()
-
-    def recipe_of(self, method: str) -> Options:
-        """What is changed in the recipe of a method."""
-        return options(**dict(self.recipe) | dict(self.paper_recipe if "-paper" in method else ()))
 
     def simulations_of(self, method: str) -> int:
         """Simulations behind a method."""
@@ -94,7 +84,7 @@ PRESETS = {
         stage_tasks=("gaussian", "pendulum"),
         sbc_tasks=("gaussian", "pendulum"),
         sensitivity_tasks=("pendulum",),
-        few_sizes=(200,),
+        few_sizes=(10, 200),
         timed_sizes=(200,),
         speed_sizes=(200, 1000),
         sets=3,
@@ -103,13 +93,7 @@ PRESETS = {
         evaluation=_QUICK,
         extra=_QUICKEST,
         sbc=_QUICK,
-        alphas=(0.0, 1.0, 5.0),
-        most_pairs=200,
-        clips=(1.0, None),
         grid_test=300,
-        grid_draws=20,
-        paper_recipe=options(epochs=200),
-        timed_recipe=options(epochs=40),
     ),
     "smoke": Preset(
         stage_tasks=("gaussian", "pendulum"),
@@ -135,7 +119,6 @@ PRESETS = {
         grid_epochs=2,
         grid_seeds=(33, 43),
         grid_test=30,
-        grid_draws=20,
         recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
     ),
 }

@@ -162,6 +162,10 @@ class Results:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
 
+    def measured(self) -> list[tuple[str, str]]:
+        """Tasks whose real side is measured data, and the data's fingerprint."""
+        return sorted({(row.unit.task, row.unit.data) for row in self.rows.values() if row.unit.data})
+
     def stand_ins(self) -> list[str]:
         """Tasks whose real side is a stand-in for measurements."""
         rows = [row for row in self.rows.values() if row.metrics.get("real_side") == "stand-in"]
@@ -182,6 +186,11 @@ def metric_of(row: Row, metric: str) -> float | None:
         return None if level is None else float(np.mean(level))
     value = row.metrics.get(metric)
     return None if value is None else float(value)
+
+
+def each_observation(row: Row, metric: str) -> np.ndarray:
+    """A metric of a unit for each of the observations that are compared with the reference posterior; empty without one."""
+    return np.array(row.metrics.get(f"{metric}_each", []), dtype=float)
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from fmcpe.bench.store import Result, Store
 from fmcpe.bench.units import Unit
 from fmcpe.bench.work import BASE_FILE, perform
 
-Perform = Callable[[Unit, bytes | None], Result]
+Perform = Callable[..., Result]
+"""(unit, file of its base posterior) -> result; with the folder of its measured data as a third argument where it has some."""
 
 MAX_DEATHS = 3
 """A unit that a worker process died of so often is given up."""
@@ -60,6 +61,7 @@ def run(
     *,
     jobs: int | None = None,
     dask: str | None = None,
+    data: Mapping[str, str] | None = None,
     retry_failed: bool = False,
     command: str = "",
     perform: Perform = perform,
@@ -72,6 +74,7 @@ def run(
         plans: Units by (experiment, preset).
         jobs: Worker processes; every core if None.
         dask: Address of a Dask scheduler, in place of worker processes.
+        data: Folders of measured data by task.
         retry_failed: Try failed units again.
         command: What was typed, for the record.
         perform: What does a unit.
@@ -87,7 +90,7 @@ def run(
         pool: Pool = DaskPool(dask) if dask else LocalPool((os.cpu_count() or 1) if jobs is None else jobs)
         progress = progress or Progress("bench")
         try:
-            done_now = _Loop(store, units, pool, perform, progress).go()
+            done_now = _Loop(store, units, pool, perform, progress, data or {}).go()
         finally:
             progress.close()
             pool.close()
@@ -95,8 +98,16 @@ def run(
 
 
 class _Loop:
-    def __init__(self, store: Store, units: Sequence[Unit], pool: Pool, perform: Perform, progress: Progress) -> None:
-        self.store, self.pool, self.perform, self.progress = store, pool, perform, progress
+    def __init__(
+        self,
+        store: Store,
+        units: Sequence[Unit],
+        pool: Pool,
+        perform: Perform,
+        progress: Progress,
+        data: Mapping[str, str],
+    ) -> None:
+        self.store, self.pool, self.perform, self.progress, self.data = store, pool, perform, progress, data
         self.units = {unit.id: unit for unit in units}
         self.flying: dict[str, Any] = {}
         self.landed: queue.Queue[str] = queue.Queue()
@@ -143,7 +154,8 @@ class _Loop:
             except FileNotFoundError as error:
                 self._train_again(claimed, error)
                 return
-            future = self.pool.submit(_guarded, self.perform, unit, content)
+            folder = (self.data.get(unit.task),) if unit.data else ()
+            future = self.pool.submit(_guarded, self.perform, unit, content, *folder)
             self.flying[claimed] = future
             if self.pool.shared_fate and len(self.flying) > 1:
                 self.in_company.update(self.flying)
@@ -178,9 +190,9 @@ class _Loop:
             self.store.fail(identifier, result)
 
 
-def _guarded(perform: Perform, unit: Unit, base: bytes | None) -> Result | str:
+def _guarded(perform: Perform, unit: Unit, base: bytes | None, *folder: str | None) -> Result | str:
     """The result, or the traceback: text travels between any two processes, exceptions do not."""
     try:
-        return perform(unit, base)
+        return perform(unit, base, *folder)
     except Exception:
         return traceback.format_exc()

@@ -89,7 +89,7 @@ class Store:
             )
         if read_only:
             return
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._to_wal()
         with self._transaction():
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
@@ -271,6 +271,15 @@ class Store:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+    def _to_wal(self) -> None:
+        """Write-ahead logging. SQLite answers "locked" at once, whatever the timeout, while another run switches to it."""
+        for _ in range(600):
+            with suppress(sqlite3.OperationalError):
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            time.sleep(0.1)
+        self._db.execute("PRAGMA journal_mode = WAL")
 
     def _beat(self) -> None:
         while not self._stop.wait(LEASE / 10):

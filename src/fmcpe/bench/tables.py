@@ -7,20 +7,19 @@ missing the note begins with how many are done.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from scipy import stats
 
 from fmcpe.bench import paper
 from fmcpe.bench.clock import PARTS
-from fmcpe.bench.plan import WITHOUT_PAIRS
+from fmcpe.bench.plan import METHODS, WITHOUT_PAIRS
 from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.results import METRICS, Results, missing, number
 from fmcpe.bench.table import Table
-from fmcpe.bench.units import titled
-
-SOME_EPOCHS = "Where the preset times some epochs of the paper's recipe alone, the others are taken to last as long."
+from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, titled
+from fmcpe.recipe import Recipe
 
 
 def metric_table(results: Results, experiment: str, metric: str) -> Table:
@@ -36,6 +35,7 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
     note = f"{sets_note(results, experiment)} Space: {space}."
     if "mmd2" in metric:
         note += f" {NEGATIVE}" + (f" {PAIRED}" if metric == "joint_mmd2_paired" else "")
+    note += f" {budgets(results, experiment, 'posterior-level' if metric in POSTERIOR_LEVEL else experiment)}"
     return Table(f"{experiment}-{metric}", name, header, rows, so_far(results, experiment) + note)
 
 
@@ -68,6 +68,56 @@ def sets_note(results: Results, experiment: str, sets: str = "calibration sets")
     return "; ".join(parts) + "."
 
 
+POSTERIOR_LEVEL = ("c2st", "w2", "mmd2")
+
+
+def budgets(results: Results, experiment: str, printed: str = "") -> str:
+    """Pairs, sets, test size, epochs and base posteriors, ours and, where the paper has the experiment, the paper's."""
+    rows = results.planned(experiment)
+    if not rows:
+        return ""
+    evaluations = {row.unit.evaluation for row in rows if row.unit.method != "reference"}
+    sets = len({row.unit.set for row in rows if row.unit.pairs})
+    parts = [f"{listed(results.sizes(experiment))} pairs", f"{sets} {'set' if sets == 1 else 'sets'}"]
+    if printed == "posterior-level":
+        measured = {(e.reference, e.reference_draws, e.folds) for e in evaluations if e.reference}
+        parts += [f"{n} observations with {draws} draws each, {k}-fold C2ST" for n, draws, k in sorted(measured)]
+    elif any(e.timed for e in evaluations):
+        parts += [f"{listed(sorted({e.timed for e in evaluations}))} observations at inference"]
+    else:
+        tested = sorted({(e.test, e.draws) for e in evaluations})
+        parts += [f"{n} test pairs with {draws} {'draw' if draws == 1 else 'draws'} each" for n, draws in tested]
+    epochs = {dict(row.unit.recipe).get("epochs", Recipe.paper().epochs) for row in rows if "-paper" in row.unit.method}
+    parts += [f"{listed(sorted(epochs))} epochs of the paper's recipe"] if epochs else []
+    ours = f"Ours: {', '.join(parts)}."
+    theirs = f" Paper: {paper.BUDGETS[printed]}." if printed in paper.BUDGETS else ""
+    return f"{ours}{theirs} {bases(results, experiment)}".strip()
+
+
+def bases(results: Results, experiment: str) -> str:
+    """Which methods stand on which base posterior."""
+    rows = [row.unit for row in results.planned(experiment) if row.unit.method not in WITHOUT_BASE]
+    groups = {
+        "plain simulations": [unit for unit in rows if not unit.randomised and unit.task in RANDOMISABLE],
+        "domain-randomised simulations": [unit for unit in rows if unit.randomised],
+    }
+    named = {
+        name: [method for method in METHODS if method in {unit.method for unit in units}]
+        for name, units in groups.items()
+    }
+    parts = [f"{name} ({', '.join(methods)})" for name, methods in named.items() if methods]
+    if not parts:
+        return "Base posterior: plain simulations."
+    vectors = any(unit.task not in RANDOMISABLE for unit in rows)
+    return f"Base posterior: {'; '.join(parts)}{'; vectors: plain simulations for all' if vectors else ''}."
+
+
+def listed(values: Iterable[object]) -> str:
+    """As in "10, 50 and 200"."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def sbc_table(results: Results) -> Table:
     """How far each method is from calibrated, per parameter."""
     rows = []
@@ -87,7 +137,8 @@ def sbc_table(results: Results) -> Table:
     header = ["task", "pairs", "method", "parameter", "KS", "KS p", "bias", "scale", "verdict"]
     note = (
         so_far(results, "sbc")
-        + "Bias in posterior deviations; scale above 1 is too narrow (∪), below 1 too wide (∩). 1 and 0 are right."
+        + "Bias in posterior deviations; scale above 1 is too narrow (∪), below 1 too wide (∩). 1 and 0 are right. "
+        + budgets(results, "sbc", "sbc")
     )
     return Table("sbc", "Simulation-based calibration", header, rows, note)
 
@@ -96,49 +147,61 @@ def independence_table(results: Results) -> Table:
     """The α table: both maps against the x-map alone, the paper's numbers beside ours."""
     rows = []
     for task in results.tasks("independence"):
-        alpha = float(task.split("alpha=")[1])
+        alpha = float(task.split("alpha=")[1].split()[0])
         printed = paper.INDEPENDENCE.get(alpha)
         for i, (variant, method) in enumerate((("full", "fmcpe-paper"), ("T_X only", "fmcpe-paper-x-only"))):
-            theirs = "" if printed is None else f"{printed[i][0]:.3f} ± {printed[i][1]:.3f}"
-            their_mmd = "" if printed is None else f"{printed[i][2]:.5f} ± {printed[i][3]:.5f}"
+            row = [f"{alpha:g}", variant]
+            for k, metric in enumerate(("joint_c2st", "joint_mmd2_paired")):
+                digits = 3 + 2 * k
+                mean, std = (None, None) if printed is None else printed[i][2 * k : 2 * k + 2]
+                gap = None if printed is None or not i else 100 * (printed[1][2 * k] / printed[0][2 * k] - 1)
+                row += [
+                    "" if mean is None else f"{mean:.{digits}f} ± {std:.{digits}f}",
+                    "" if gap is None else f"{gap:+.1f} %",
+                    results.cell("independence", task, method, None, metric),
+                    _gap(results, task, "fmcpe-paper", metric) if i else "",
+                ]
+                if metric == "joint_c2st":
+                    row.append("" if mean is None or std is None else _differs(mean, std, results, task, method))
             default = method.replace("-paper", "")
-            ours, mmd, ours_default = (
-                results.cell("independence", task, name, None, metric)
-                for name, metric in ((method, "joint_c2st"), (method, "joint_mmd2_paired"), (default, "joint_c2st"))
-            )
-            differs = "" if printed is None else _differs(printed[i][0], printed[i][1], results, task, method)
-            rows.append([f"{alpha:g}", variant, theirs, ours, differs, ours_default, their_mmd, mmd])
+            row += [
+                results.cell("independence", task, default, None, "joint_c2st"),
+                _gap(results, task, "fmcpe", "joint_c2st") if i else "",
+            ]
+            rows.append(row)
         c2st, mmd = (
             results.cell("independence", task, "reference", None, m) for m in ("joint_c2st", "joint_mmd2_paired")
         )
-        rows.append([f"{alpha:g}", "reference", "", c2st, "", c2st, "", mmd])
+        rows.append([f"{alpha:g}", "reference", "", "", c2st, "", "", "", "", mmd, "", c2st, ""])
     header = [
-        "α",
-        "maps",
-        "jC2ST, paper",
-        "jC2ST, ours",
-        "differ",
-        "jC2ST, default recipe",
-        "jMMD², paper",
-        "jMMD², ours",
-    ]
+        "α", "maps", "jC2ST, paper", "Δ %, paper", "jC2ST, ours", "Δ %, ours", "differ", "jMMD², paper", "Δ %, paper",
+        "jMMD², ours", "Δ %, ours", "jC2ST, default recipe", "Δ %, default",
+    ]  # fmt: skip
     note = so_far(results, "independence") + (
-        f'{sets_note(results, "independence", "seeds")} "differ": by more than two standard deviations of the difference. '
+        f'{sets_note(results, "independence", "seeds")} Δ %: the x-map alone against both maps, of the means. "differ": by '
+        f"more than two standard deviations of the difference, compared at {paper.INDEPENDENCE_PAIRS} pairs alone. "
         "Ours: unconstrained θ and y, "
         "standardised, both copies of a y in the same fold, so that the reference scores ½. Paper: "
         f"{paper.SPACE}; plain folds, if it used them, are biased low. Matrices: drawn anew, the paper's are not printed. "
-        f"{NEGATIVE} {PAIRED}"
+        f"{NEGATIVE} {PAIRED} {budgets(results, 'independence', 'independence')}"
     )
     return Table("independence", "Both maps against the x-map alone", header, rows, note)
 
 
+def _gap(results: Results, task: str, method: str, metric: str) -> str:
+    """How much worse the x-map alone is, in per cent; nothing where both maps have no measurable error."""
+    full, alone = (results.mean("independence", task, name, None, metric) for name in (method, f"{method}-x-only"))
+    return f"{100 * (alone / full - 1):+.1f} %" if full > 0 and math.isfinite(alone) else ""
+
+
 def _differs(mean: float, std: float, results: Results, task: str, method: str) -> str:
+    units = results.asked("independence", task, method, None)
     ours = results.values("independence", task, method, None, "joint_c2st")
-    if not len(ours):
+    if not len(ours) or {row.unit.pairs for row in units} != {paper.INDEPENDENCE_PAIRS}:
         return ""
     own = float(ours.std(ddof=1)) if len(ours) > 1 else 0.0
     answer = "yes" if abs(float(ours.mean()) - mean) > 2 * math.hypot(std, own) else "no"
-    return answer + (", so far" if len(ours) < len(results.asked("independence", task, method, None)) else "")
+    return answer + (", so far" if len(ours) < len(units) else "")
 
 
 def timing_table(results: Results, what: str) -> Table:
@@ -146,28 +209,21 @@ def timing_table(results: Results, what: str) -> Table:
     metric = "fit_seconds" if what == "fit" else "inference_seconds"
     printed: dict[str, Any] = dict(paper.TRAINING if what == "fit" else paper.INFERENCE)
     tasks, sizes = results.tasks("timing"), results.sizes("timing")
-    rows, ratios = [], dict[str, list[float]]()
+    rows = []
     for size in sizes:
         for method in results.methods("timing"):
             cells = []
             for task in tasks:
-                theirs = printed.get(method, {}).get(task)
+                theirs = printed.get(method, {}).get(task.split()[0])
                 at = theirs[paper.SIZES.index(size)] if theirs and size in paper.SIZES else None
-                mine = results.mean("timing", task, method, size, metric)
                 shown = results.cell("timing", task, method, size, metric)
                 cells.append(shown + (f" [{at:g}]" if at is not None else ""))
-                if at is not None and math.isfinite(mine):
-                    ratios.setdefault(method, []).append(mine / at)
             rows.append([str(size), method, *cells])
     number_of = PRESETS[results.presets["timing"]].timed if "timing" in results.presets else 5000
     extra = "" if what == "fit" else f" {number_of} observations, one draw each (the paper: 5000)."
     note = so_far(results, "timing")
     note += f"Seconds, one CPU thread; in brackets the paper's, on a GPU (RTX 3060).{extra} The paper's NPE is our dpe."
-    note += f" {SOME_EPOCHS}" if what == "fit" else ""
-    if ratios:
-        note += (
-            " Ours over the paper's, median: " + ", ".join(f"{m} {np.median(r):.2g}" for m, r in ratios.items()) + "."
-        )
+    note += f" {budgets(results, 'timing', 'timing')}"
     return Table(f"timing-{what}", f"{what.capitalize()} time", ["pairs", "method", *map(titled, tasks)], rows, note)
 
 
@@ -182,14 +238,15 @@ def breakdown_table(results: Results) -> Table:
                     units = results.asked("timing", task, method, size)
                     done = [row for row in units if row.status == "done"]
                     mine = number(done[0].metrics["parts"][part]) if done else missing(units)
-                    printed = paper.BREAKDOWN.get(task, {}).get(part) if method == "fmcpe-paper" else None
+                    printed = paper.BREAKDOWN.get(task.split()[0], {}).get(part) if method == "fmcpe-paper" else None
                     at = printed[paper.SIZES.index(size)] if printed and size in paper.SIZES else None
                     cells.append(mine + (f" [{at:g}]" if at is not None else ""))
                 rows.append([titled(task), method, part, *cells])
     header = ["task", "method", "part", *(f"{size} pairs" for size in results.sizes("timing"))]
     note = (
         so_far(results, "timing")
-        + f"Seconds of the fit, one CPU thread; in brackets the paper's, on a GPU, which has three parts. {SOME_EPOCHS}"
+        + "Seconds of the fit, one CPU thread; in brackets the paper's, on a GPU, which has three parts. "
+        + budgets(results, "timing", "timing")
     )
     return Table("timing-breakdown", "Where the time of a fit goes", header, rows, note)
 
@@ -202,7 +259,11 @@ def sensitivity_table(results: Results, task: str) -> Table:
             for row in results.asked("sensitivity", task, "fmcpe-paper", None)
         }
     )
-    printed = paper.SENSITIVITY.get(task)
+    printed = paper.SENSITIVITY.get(task.split(maxsplit=1)[0])
+    asked = [row.unit for row in results.asked("sensitivity", task, "fmcpe-paper", None)]
+    alike = {(unit.pairs, dict(unit.recipe)["epochs"]) for unit in asked} == {
+        (paper.SENSITIVITY_PAIRS, paper.SENSITIVITY_EPOCHS)
+    }
     rows, both = [], []
     for rate, clip in grid:
         cells = [
@@ -225,9 +286,9 @@ def sensitivity_table(results: Results, task: str) -> Table:
     header = ["learning rate", "clipping", "jW2, paper", "jW2, ours", "jMMD², paper", "jMMD², ours"]
     note = so_far(results, "sensitivity") + (
         f"{sets_note(results, 'sensitivity', 'seeds')} Ours: unconstrained θ and y, standardised. Paper: {paper.SPACE}; "
-        f"see the note above. {NEGATIVE} {PAIRED}"
+        f"see the note above. {NEGATIVE} {PAIRED} {budgets(results, 'sensitivity', 'sensitivity')}"
     )
-    if len(both) > 2:
+    if len(both) > 2 and alike:
         order, when = stats.spearmanr(*zip(*both, strict=True)).statistic, " so far" if len(both) < len(grid) else ""
         note += (
             f" The order of the settings by jW2 agrees{when} with the paper's to a rank correlation of {order:.2f} "

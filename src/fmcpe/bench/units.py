@@ -21,6 +21,12 @@ Kind = Literal["base", "fit"]
 SIMULATION_TRAINED = ("nnpe", "j-npe")
 """Methods that train a base posterior of their own: they get the unit's simulations and epochs."""
 
+WITHOUT_BASE = ("reference", "dpe", *SIMULATION_TRAINED)
+"""Methods that ask no base posterior."""
+
+RANDOMISABLE = ("pendulum", "wind-tunnel", "light-tunnel", "wind-tunnel-prior")
+"""Tasks whose base posterior `train_npe` trains with domain randomisation by default: those with an embedding network."""
+
 
 def options(**values: Any) -> Options:
     """Keyword arguments in canonical order."""
@@ -29,9 +35,10 @@ def options(**values: Any) -> Options:
 
 def titled(task_label: str) -> str:
     """A task, with its options, as people see it: where a stand-in takes the place of measurements, the name says so."""
-    name, _, settings = task_label.partition(" ")
-    side = "measured" if "data=" in settings else find(name).real_side
-    return " ".join(filter(None, [name if side == "process" else f"{name}-{side}", settings]))
+    name, *settings = task_label.split(" ")
+    side = "measured" if any(text.startswith("data=") for text in settings) else find(name).real_side
+    shown = [text for text in settings if not text.startswith("data=")]
+    return " ".join([name if side == "process" else f"{name}-{side}", *shown])
 
 
 @dataclass(frozen=True)
@@ -40,17 +47,19 @@ class Evaluation:
 
     Args:
         test: Test pairs.
-        draws: Draws per test pair, for energy score, coverage, ranks and MSE.
+        draws: Draws per test pair, for energy score, coverage, ranks and MSE; with one, the joint metrics are all there is.
         reference: Test observations whose posterior is compared with the reference posterior, where there is one.
         reference_draws: Draws in each of these comparisons, and in the draws that are kept for corner plots.
+        folds: Folds of their C2ST.
         joint: Whether the joint metrics (C2ST, W2, MMD) are computed, from one draw per test pair.
         timed: Observations that are answered with one draw each against the clock; 0 for no timing.
     """
 
     test: int = 2000
     draws: int = 100
-    reference: int = 5
-    reference_draws: int = 2000
+    reference: int = 3
+    reference_draws: int = 5000
+    folds: int = 3
     joint: bool = True
     timed: int = 0
 
@@ -70,6 +79,8 @@ class Unit:
         set: Which calibration set. Smaller sets are prefixes of larger ones.
         recipe: Fields of the recipe that differ from what the method says.
         evaluation: What is measured.
+        randomised: Whether the posterior that is trained on simulations sees them with domain randomisation.
+        data: Fingerprint of the measured data that the real side is; empty for a process or a stand-in.
     """
 
     kind: Kind
@@ -82,6 +93,8 @@ class Unit:
     set: int = 0
     recipe: Options = ()
     evaluation: Evaluation = field(default_factory=Evaluation)
+    randomised: bool = False
+    data: str = ""
 
     @property
     def id(self) -> str:
@@ -97,23 +110,27 @@ class Unit:
     @property
     def base(self) -> Unit | None:
         """The unit that has to be done first."""
-        if self.kind == "base" or self.method in ("reference", *SIMULATION_TRAINED):
+        if self.kind == "base" or self.method in WITHOUT_BASE:
             return None
-        return Unit("base", self.task, options=self.options, simulations=self.simulations, epochs=self.epochs)
+        return Unit(
+            "base", self.task, options=self.options, simulations=self.simulations, epochs=self.epochs,
+            randomised=self.randomised,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:
         """A few words for people."""
         if self.kind == "base":
-            return f"{titled(self.task_label)}: base posterior"
+            return f"{titled(self.task_label)}: {'domain-randomised' if self.randomised else 'plain'} base posterior"
         extra = "".join(f" {name}={value:g}" for name, value in self.recipe if isinstance(value, int | float))
         pairs = f", {self.pairs} pairs, set {self.set}" if self.pairs else ""
         return f"{titled(self.task_label)}: {self.method}{extra}{pairs}"
 
     @property
     def task_label(self) -> str:
-        """The task with its options."""
-        return self.task + "".join(f" {name}={value}" for name, value in self.options)
+        """The task with its options and, where the real side is measured, the data's fingerprint."""
+        data = options(data=self.data) if self.data else ()
+        return self.task + "".join(f" {name}={value}" for name, value in (*self.options, *data))
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""

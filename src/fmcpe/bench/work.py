@@ -27,12 +27,13 @@ SHORT = 10.0
 """Seconds below which a fit is timed three times: what else a machine does now and then is a large part of it."""
 
 
-def perform(unit: Unit, base: bytes | None = None) -> Result:
+def perform(unit: Unit, base: bytes | None = None, data: str | None = None) -> Result:
     """Do a unit with one thread.
 
     Args:
         unit: What to do.
         base: The file of its base posterior, if it has one.
+        data: The folder of its measured data, if it has some; a worker of a cluster has to find it there too.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -42,7 +43,7 @@ def perform(unit: Unit, base: bytes | None = None) -> Result:
         torch.set_num_threads(1)
         with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            metrics, files = _train_base(unit) if unit.kind == "base" else _fit(unit, base)
+            metrics, files = _train_base(unit) if unit.kind == "base" else _fit(unit, base, data)
     finally:
         torch.set_num_threads(threads)
     metrics["cpu_seconds"] = time.process_time() - cpu  # beside the clock's: a machine may be shared
@@ -67,7 +68,7 @@ def _train_base(unit: Unit) -> tuple[dict[str, Any], dict[str, bytes]]:
     started = time.perf_counter()
     base = train_npe(
         task.simulator, task.simulation_prior, unit.simulations, embedding_net, seed=unit.seed,
-        max_num_epochs=unit.epochs, show_progress_bars=False,
+        max_num_epochs=unit.epochs, show_progress_bars=False, roughen=None if unit.randomised else False,
     )  # fmt: skip
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder:
@@ -86,14 +87,33 @@ def load_base(content: bytes) -> Any:
         return fmcpe.load(path).corrector.proposal.posterior  # type: ignore[attr-defined]
 
 
-def _fit(unit: Unit, base_file: bytes | None) -> tuple[dict[str, Any], dict[str, bytes]]:
+def task_of(unit: Unit, data: str | None) -> Any:
+    """The unit's task, on measured data where it is about some: those of the unit's fingerprint, and no others."""
+    from fmcpe import tasks
+    from fmcpe.tasks.chambers import fingerprint
+
+    if not unit.data:
+        return tasks.get(unit.task, **dict(unit.options))
+    if data is None:
+        raise ValueError(
+            f"Expected the folder of the measured data of {unit.task}, got none. Type --data {unit.task}=FOLDER."
+        )
+    found = fingerprint(data, unit.task)
+    if found != unit.data:
+        raise ValueError(
+            f"Expected measured data with fingerprint {unit.data} in {data}, got {found}. Every worker needs the same files "
+            "in the same folder."
+        )
+    return tasks.get(unit.task, data=data, **dict(unit.options))
+
+
+def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[str, Any], dict[str, bytes]]:
     import numpy as np
 
-    from fmcpe import tasks
     from fmcpe.bench.fitting import fitted
     from fmcpe.bench.measure import measured, reference_draws
 
-    task, evaluation = tasks.get(unit.task, **dict(unit.options)), unit.evaluation
+    task, evaluation = task_of(unit, data), unit.evaluation
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
     if unit.method == "reference":
         if task.real_side == "measured":
@@ -127,15 +147,6 @@ def _short(unit: Unit) -> Options:
     return options(**dict(unit.recipe) | {"epochs": 1})
 
 
-def _epochs_left_out(unit: Unit) -> float:
-    """Epochs of the paper's recipe that the unit leaves out, for each that it has after the first."""
-    from fmcpe import Recipe
-
-    epochs, whole = dict(unit.recipe).get("epochs", 0), Recipe.paper().epochs
-    enough = epochs >= 10  # fewer, as where nothing but whether everything runs is asked, say nothing of the others
-    return (whole - epochs) / (epochs - 1) if "-paper" in unit.method and enough else 0.0
-
-
 def _seconds_of(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -163,11 +174,7 @@ def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
 
     # what a process does once, imports among it, is not what is timed
     fitted(replace(unit, pairs=min(unit.pairs, 10), simulations=300, epochs=1, recipe=_short(unit)), task, base)
-    # the paper's recipe: epochs that a preset leaves out take as long as those that it does not
-    left_out = _epochs_left_out(unit)
-    begun = _seconds_of(lambda: fitted(replace(unit, recipe=_short(unit)), task, base)) if left_out else 0.0
     posterior, fit_seconds, fit_cpu_seconds, parts = _timed_fit(unit, task, base)
-    longer = 1 + left_out * max(0.0, 1 - begun / fit_seconds)
     number = unit.evaluation.timed
     y = task.test_set(number, 0)[1]
 
@@ -176,10 +183,9 @@ def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
 
     first = seconds((min(1000, number),), y[:1])
     return {
-        "fit_seconds": longer * fit_seconds,
-        "fit_cpu_seconds": longer * fit_cpu_seconds,
-        "timed_seconds": fit_seconds,
-        "parts": {part: longer * taken for part, taken in parts.items()},
+        "fit_seconds": fit_seconds,
+        "fit_cpu_seconds": fit_cpu_seconds,
+        "parts": parts,
         "first_call_seconds": first,
         "one_observation_seconds": min(seconds((min(1000, number),), y[:1]) for _ in range(3)),
         "tenth_seconds": seconds((1,), y[: max(1, number // 10)]),

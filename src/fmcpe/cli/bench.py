@@ -60,6 +60,13 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         help="a method to fit, of those that the experiment compares; repeat it (default: all)",
     )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="TASK=FOLDER",
+        help="measured data of wind-tunnel or light-tunnel in place of the stand-in; repeat it",
+    )
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
     parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
@@ -76,7 +83,10 @@ def _run(options: argparse.Namespace) -> int:
     from fmcpe.bench.plan import EXPERIMENTS, ONE_AT_A_TIME, OWN_TASKS, plan
     from fmcpe.bench.progress import Progress
     from fmcpe.bench.run import run as work_through
+    from fmcpe.tasks.chambers import fingerprint
 
+    folders = _folders(options.data)
+    data = {task: fingerprint(folder, task) for task, folder in folders.items()}
     names = [options.experiment]
     if options.experiment == "all":
         names = [name for name in EXPERIMENTS if not options.task or name not in OWN_TASKS]
@@ -85,10 +95,12 @@ def _run(options: argparse.Namespace) -> int:
     units: dict[str, str] = {}
     done = 0
     for group in filter(None, groups):
-        plans = {(name, options.preset): plan(name, options.preset, options.task, options.method) for name in group}
+        plans = {
+            (name, options.preset): plan(name, options.preset, options.task, options.method, data) for name in group
+        }
         jobs = options.jobs if options.jobs is not None else (1 if group[0] in ONE_AT_A_TIME else None)
         outcome = work_through(
-            options.out, plans, jobs=jobs, dask=options.dask, retry_failed=options.retry_failed,
+            options.out, plans, jobs=jobs, dask=options.dask, data=folders, retry_failed=options.retry_failed,
             command=_typed(options), progress=Progress(f"{options.experiment} ({options.preset})"),
         )  # fmt: skip
         units, done = units | outcome.statuses, done + outcome.done_now
@@ -109,6 +121,22 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _folders(words: list[str]) -> dict[str, str]:
+    """``TASK=FOLDER`` as a mapping to whole paths, which workers elsewhere on the machine need."""
+    from fmcpe.bench.plan import WITH_DATA
+
+    found = {}
+    for word in words:
+        task, separator, folder = word.partition("=")
+        if not separator or not folder or task not in WITH_DATA:
+            raise ValueError(
+                f"Expected --data TASK=FOLDER with TASK {' or '.join(WITH_DATA)}, got {word!r}. "
+                "Try --data wind-tunnel=chambers."
+            )
+        found[task] = str(Path(folder).resolve())
+    return found
+
+
 def _typed(options: argparse.Namespace) -> str:
     """The command that repeats this run; of the directory only its name, as the page may be shown to others."""
     words = [
@@ -123,6 +151,7 @@ def _typed(options: argparse.Namespace) -> str:
     ]
     words += [word for task in options.task for word in ("--task", task)]
     words += [word for method in options.method for word in ("--method", method)]
+    words += [word for each in options.data for word in ("--data", f"{each.partition('=')[0]}=FOLDER")]
     words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
     words += [] if options.dask is None else ["--dask", "ADDRESS"]
     return shlex.join(words)

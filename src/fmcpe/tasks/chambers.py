@@ -15,6 +15,7 @@ overlap. All seeds have the same test measurements, in different orders.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 from collections.abc import Callable
@@ -89,6 +90,21 @@ class Measurements:
         pools = max(1, len(rest) // _POOL)
         size = len(rest) // pools
         return rest[(seed % pools) * size :][:size]
+
+
+def fingerprint(data: str | PathLike[str], task: str) -> str:
+    """A short hash of a task's measured data: the table's content, and names and sizes of the images that it lists.
+
+    Args:
+        data: As for `read_impulses` and `read_images`.
+        task: ``"wind-tunnel"`` or ``"light-tunnel"``.
+    """
+    images = task == "light-tunnel"
+    path = _csv_of(Path(data), IMAGES if images else IMPULSES, in_own_folder=images)
+    found = hashlib.sha256(path.read_bytes())
+    for image in sorted((path.parent / f"images_{IMAGE_SIZE}").iterdir()) if images else []:
+        found.update(f"{image.name} {image.stat().st_size}\n".encode())
+    return found.hexdigest()[:12]
 
 
 def read_impulses(data: str | PathLike[str]) -> Measurements:
