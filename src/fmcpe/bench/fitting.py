@@ -48,7 +48,7 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
             simulations = theta, task.simulator(theta)
         method: Any = METHODS[unit.method](base, task, simulations)
     if unit.method in SIMULATION_TRAINED:
-        method.num_simulations, method.roughen = unit.simulations, unit.randomised  # NNPE has noise of its own
+        method.num_simulations, method.roughen = unit.simulations, unit.randomised
         method.training = replace(method.training, max_num_epochs=unit.epochs)
     elif "epochs" in changed and hasattr(method, "training"):
         method.training = replace(method.training, max_num_epochs=changed["epochs"])

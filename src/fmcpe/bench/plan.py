@@ -52,7 +52,8 @@ def plan(
     """The units of an experiment, base posteriors first, none of them twice.
 
     In experiments that reproduce the paper, base posteriors are trained on plain simulations, but for the default recipe's own;
-    `frontier` and `speed` give the default recipe's base posterior to every method.
+    `frontier` and `speed` give the default recipe's base posterior to every method. NNPE and J-NPE train their own posterior on
+    plain simulations everywhere.
 
     Args:
         experiment: One of `EXPERIMENTS`.
@@ -89,7 +90,7 @@ def plan(
 def _with_base(unit: Unit, experiment: str, data: Mapping[str, str]) -> Unit:
     """The unit with its base posterior's kind of simulations, and with the measured data of its task."""
     randomised = experiment in BEYOND_THE_PAPER or (unit.method.startswith("fmcpe") and "-paper" not in unit.method)
-    possible = unit.task in RANDOMISABLE and (unit.method not in WITHOUT_BASE or unit.method == "j-npe")
+    possible = unit.task in RANDOMISABLE and unit.method not in WITHOUT_BASE
     return replace(unit, randomised=randomised and possible, data=data.get(unit.task, ""))
 
 
