@@ -112,9 +112,7 @@ class Recipe:
         Args:
             **changes: Fields to change, such as ``epochs=400``.
         """
-        return replace(
-            cls(warm_start=False, solver="euler", steps=50, hidden=64, blocks=3, schedule="cosine"), **changes
-        )
+        return replace(cls(warm_start=False, solver="euler", steps=50, hidden=64, blocks=3), **changes)
 
     @classmethod
     def default(cls) -> Recipe:
@@ -163,7 +161,7 @@ def paper_settings(task: str) -> Recipe:
             f"Expected one of the paper's tasks ({', '.join(_AUTHORS)}), got {task!r}. For other problems use "
             'recipe="paper", or Recipe.paper(sigma=...).'
         )
-    return Recipe.paper(clip=5.0, **_AUTHORS[task])
+    return Recipe.paper(clip=5.0, schedule="cosine", **_AUTHORS[task])
 
 
 def _is_whole(value: Any, least: int) -> bool:
