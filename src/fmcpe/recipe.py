@@ -112,7 +112,7 @@ class Recipe:
         Args:
             **changes: Fields to change, such as ``epochs=400``.
         """
-        return replace(cls(warm_start=False, solver="euler", steps=50, hidden=64, blocks=3), **changes)
+        return replace(cls(warm_start=False, solver="euler", steps=50, hidden=128, blocks=3), **changes)
 
     @classmethod
     def default(cls) -> Recipe:
