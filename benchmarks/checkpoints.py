@@ -1,4 +1,4 @@
-"""Which weights the paper's recipe should keep, and how its gradients should be clipped.
+"""Which weights the paper's recipe should keep, how its gradients should be clipped, and values where the paper is silent.
 
     python benchmarks/checkpoints.py [--jobs 2] [--out benchmarks/checkpoints.csv]
 
@@ -17,14 +17,18 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 TASKS, SIZES, SETS = ("gaussian", "pendulum"), (10, 50, 200), (3, 4, 5)
+COMMON = {"hidden": 64, "schedule": "constant"}
 SETTINGS = {
-    "last, per network, cosine": {},
-    "best sum, per network, cosine": {"checkpoint": "best"},
-    "last, jointly, cosine": {"clip_jointly": True},
-    "last, per network, constant": {"schedule": "constant"},
-    "best sum, per network, constant": {"schedule": "constant", "checkpoint": "best"},
-    "last, jointly, constant": {"schedule": "constant", "clip_jointly": True},
-    "best sum, jointly, constant": {"schedule": "constant", "clip_jointly": True, "checkpoint": "best"},
+    "last epoch, per network, constant": {},
+    "best sum, per network, constant": {"checkpoint": "best"},
+    "last epoch, jointly, constant": {"clip_jointly": True},
+    "best sum, jointly, constant": {"clip_jointly": True, "checkpoint": "best"},
+    "last epoch, per network, cosine": {"schedule": "cosine"},
+    "best sum, per network, cosine": {"schedule": "cosine", "checkpoint": "best"},
+    "last epoch, jointly, cosine": {"schedule": "cosine", "clip_jointly": True},
+    "first line, convolutional head": {"x_head": "embedding"},
+    "first line, 400 epochs": {"epochs": 400},
+    "first line, blocks of 128": {"hidden": 128},
 }
 BASES: dict = {}
 
@@ -61,7 +65,7 @@ def score(job: tuple[str, int, int, str]) -> tuple[float, float]:
     name, size, number, setting = job
     task = tasks.get(name)
     BASES[name] = BASES.get(name) or base_of(name)
-    method = FMCPE(BASES[name], task.simulator, task.prior, recipe=Recipe.paper(**SETTINGS[setting]))
+    method = FMCPE(BASES[name], task.simulator, task.prior, recipe=Recipe.paper(**COMMON | SETTINGS[setting]))
     posterior = method.fit(*task.calibration_set(size, number), seed=number, show_progress_bars=False)
     theta, y = task.test_set(500, 1)
     draws = posterior.sample_batched((60,), x=y, seed=0, show_progress_bars=False)

@@ -21,7 +21,7 @@ from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.bench.measure import standard_space
 from fmcpe.bench.store import Store
-from fmcpe.bench.units import Unit
+from fmcpe.bench.units import RANDOMISABLE, Unit
 from fmcpe.bench.work import BASE_FILE, load_base
 
 SIZES, TEST, DRAWS = (10, 50, 200), 500, 60
@@ -31,7 +31,7 @@ def base_posterior(task, run):
     """The base posterior of a run, or a new one."""
     if run is not None:
         with Store(run, read_only=True) as store:
-            file = store.file(Unit("base", task.name).id, BASE_FILE)
+            file = store.file(Unit("base", task.name, randomised=task.name in RANDOMISABLE).id, BASE_FILE)
         if not file.is_file():
             raise SystemExit(f"{run} has no base posterior of {task.name}; leave --run out, and it is trained.")
         return load_base(file.read_bytes())
