@@ -187,6 +187,7 @@ def test_every_table_states_both_budgets_and_the_base_posteriors(tmp_path):
         "plain simulations (npe, mf-npe, rope, fmcpe-paper); domain-randomised simulations (fmcpe); vectors: plain"
         in note
     )
+    assert "300 test pairs with 1 draw each" in metric_table(results, "main", "joint_w2").note
     posterior = metric_table(results, "main", "c2st").note
     assert "3 observations with 1000 draws each, 3-fold C2ST" in posterior and "5000 draws each" in posterior
 

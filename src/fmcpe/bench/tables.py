@@ -35,7 +35,8 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
     note = f"{sets_note(results, experiment)} Space: {space}."
     if "mmd2" in metric:
         note += f" {NEGATIVE}" + (f" {PAIRED}" if metric == "joint_mmd2_paired" else "")
-    note += f" {budgets(results, experiment, 'posterior-level' if metric in POSTERIOR_LEVEL else experiment)}"
+    printed = "posterior-level" if metric in POSTERIOR_LEVEL else experiment
+    note += f" {budgets(results, experiment, printed, one_draw=metric.startswith('joint'))}"
     return Table(f"{experiment}-{metric}", name, header, rows, so_far(results, experiment) + note)
 
 
@@ -71,8 +72,15 @@ def sets_note(results: Results, experiment: str, sets: str = "calibration sets")
 POSTERIOR_LEVEL = ("c2st", "w2", "mmd2")
 
 
-def budgets(results: Results, experiment: str, printed: str = "") -> str:
-    """Pairs, sets, test size, epochs and base posteriors, ours and, where the paper has the experiment, the paper's."""
+def budgets(results: Results, experiment: str, printed: str = "", one_draw: bool = False) -> str:
+    """Pairs, sets, test size, epochs and base posteriors, ours and, where the paper has the experiment, the paper's.
+
+    Args:
+        results: The run.
+        experiment: The experiment.
+        printed: The paper's budget that stands beside ours, of `paper.BUDGETS`.
+        one_draw: Whether the numbers use one draw for each test pair, as joint metrics do.
+    """
     rows = results.planned(experiment)
     if not rows:
         return ""
@@ -85,7 +93,7 @@ def budgets(results: Results, experiment: str, printed: str = "") -> str:
     elif any(e.timed for e in evaluations):
         parts += [f"{listed(sorted({e.timed for e in evaluations}))} observations at inference"]
     else:
-        tested = sorted({(e.test, e.draws) for e in evaluations})
+        tested = sorted({(e.test, 1 if one_draw else e.draws) for e in evaluations})
         parts += [f"{n} test pairs with {draws} {'draw' if draws == 1 else 'draws'} each" for n, draws in tested]
     epochs = {dict(row.unit.recipe).get("epochs", Recipe.paper().epochs) for row in rows if "-paper" in row.unit.method}
     parts += [f"{listed(sorted(epochs))} epochs of the paper's recipe"] if epochs else []
@@ -183,7 +191,7 @@ def independence_table(results: Results) -> Table:
         "Ours: unconstrained θ and y, "
         "standardised, both copies of a y in the same fold, so that the reference scores ½. Paper: "
         f"{paper.SPACE}; plain folds, if it used them, are biased low. Matrices: drawn anew, the paper's are not printed. "
-        f"{NEGATIVE} {PAIRED} {budgets(results, 'independence', 'independence')}"
+        f"{NEGATIVE} {PAIRED} {budgets(results, 'independence', 'independence', one_draw=True)}"
     )
     return Table("independence", "Both maps against the x-map alone", header, rows, note)
 

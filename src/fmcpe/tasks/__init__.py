@@ -64,9 +64,17 @@ def names() -> tuple[str, ...]:
 
 def find(name: str) -> type[Task]:
     """The class of the task of that name."""
+    if name.startswith("zoo/"):
+        from fmcpe.tasks.zoo.problem import Problem
+
+        importlib.import_module("fmcpe.tasks.zoo").split(name)  # an unknown name is refused
+        return Problem
     if name not in _TASKS:
         known = ", ".join(map(repr, _TASKS))
-        raise ValueError(f"There is no task named {name!r}; the tasks are {known}: pass one of these.")
+        raise ValueError(
+            f"There is no task named {name!r}; the tasks are {known}, and the problems of fmcpe.tasks.zoo.names(): pass one of "
+            "these."
+        )
     return __getattr__(_TASKS[name])
 
 
@@ -74,9 +82,13 @@ def get(name: str, **options: Any) -> Task:
     """Build the task of that name.
 
     Args:
-        name: One of `names()`.
+        name: One of `names()`, or of `fmcpe.tasks.zoo.names()`.
         **options: Keyword arguments of the task's class, such as ``data="chambers"`` for ``"wind-tunnel"``.
     """
+    if name.startswith("zoo/"):
+        from fmcpe.tasks import zoo
+
+        return zoo.get(name, **options)
     return find(name)(**options)
 
 

@@ -1,0 +1,1 @@
+"""Simulator families, a file each."""
