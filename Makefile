@@ -33,6 +33,7 @@ test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or 
 smoke: $(VENV)/.installed-dev ## Every experiment with tiny budgets, and its report: does everything run?
 	rm -rf fmcpe-smoke
 	$(BIN)/fmcpe bench run all --preset smoke --out fmcpe-smoke
+	$(BIN)/fmcpe bench run zoo --preset smoke --with-paper --out fmcpe-smoke
 	$(BIN)/fmcpe bench report --out fmcpe-smoke
 
 results: $(VENV)/.installed ## Run every experiment with the quick preset into docs/results (an hour or more; goes on where it was stopped)

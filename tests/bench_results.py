@@ -34,6 +34,7 @@ def made_up(unit, shift=0.0):
     rates = abs(np.log10(rate / 1e-3)) + 1e-3 * (clip < 2) if unit.recipe and rate else 0.0
     names = ("energy", "mse", "joint_w2", "joint_c2st", "joint_mmd2_paired", "c2st", "w2", "mmd2", "fit_seconds")
     metrics = dict.fromkeys(names, error + rates) | {"joint_mmd2": -9.0}  # the paper's form, which no table shows
+    metrics |= {"crps": [error, error]} | ({"severity": "mild"} if unit.task.startswith("zoo/") else {})
     metrics |= {f"{name}_each": [error, 1.1 * error, 1.2 * error] for name in ("c2st", "w2", "mmd2")}
     metrics |= {"coverage": {"0.8": [0.8, 0.7], "0.9": [0.9, 0.8]}, "theta_names": ["a", "b"], "real_side": "stand-in"}
     metrics["sbc"] = {

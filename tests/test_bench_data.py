@@ -1,6 +1,7 @@
 """Measured data in the experiments: from the command line through plan, workers and report."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 from chamber_files import write_images, write_impulses
@@ -112,8 +113,43 @@ def test_a_fingerprint_is_of_the_content(tmp_path):
     first = fingerprint(tmp_path / "a", "light-tunnel")
     assert fingerprint(tmp_path / "b", "light-tunnel") == first
     image = next((tmp_path / "b").rglob("im_03.png"))
-    image.write_bytes(image.read_bytes() + b"0")
-    assert fingerprint(tmp_path / "b", "light-tunnel") != first
+    (image.parent / ".DS_Store").write_bytes(b"0")
+    assert fingerprint(tmp_path / "b", "light-tunnel") == first, "files that are no data do not count"
+    content = bytearray(image.read_bytes())
+    content[-20] ^= 1
+    image.write_bytes(bytes(content))
+    assert fingerprint(tmp_path / "b", "light-tunnel") != first, "a change of the same size is seen"
+
+
+@pytest.mark.parametrize("experiment", ["timing", "sensitivity"])
+def test_experiments_that_ask_for_more_than_was_measured_use_what_there_is(folder, experiment):
+    """40 test impulses: fewer than are timed, and than `sensitivity` has test pairs."""
+    data = {"wind-tunnel": fingerprint(folder, "wind-tunnel")}
+    unit = next(u for u in plan(experiment, "smoke", ["wind-tunnel"], data=data) if u.pairs == 20 or u.method == "dpe")
+    unit = replace(
+        unit, method="dpe", evaluation=replace(unit.evaluation, test=60, timed=60 if experiment == "timing" else 0)
+    )
+    metrics = perform(unit, None, str(folder)).metrics
+    assert metrics["inference_seconds"] > 0 if experiment == "timing" else metrics["test_pairs"] == 40
+
+
+def test_data_that_no_unit_uses_are_refused(folder, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "run")]
+    data = f"wind-tunnel={folder}"
+    for words in (["main", "--preset", "quick"], ["independence", "--preset", "smoke"]):
+        assert main(["bench", "run", *words, "--data", data, *out]) == 2
+        assert "Add --task wind-tunnel" in capsys.readouterr().err
+    assert main(["bench", "run", "main", "--task", "wind-tunnel", "--data", data, "--data", data, *out]) == 2
+    assert "Give --data wind-tunnel=FOLDER once" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="wind-tunnel or light-tunnel"):
+        plan("main", "quick", ["pendulum"], [], {"pendulum": "abc"})
+    (tmp_path / "readme.md").write_text("not a table")
+    assert (
+        main(["bench", "run", "main", "--task", "wind-tunnel", "--data", f"wind-tunnel={tmp_path / 'readme.md'}", *out])
+        == 2
+    )
+    assert "column" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists(), "nothing was begun"
 
 
 @pytest.mark.parametrize("word", ["wind-tunnel", "pendulum=folder", "wind-tunnel=", "=folder"])

@@ -135,6 +135,13 @@ def test_a_unit_gives_the_same_numbers_again_and_leaves_torch_as_it_was(base):
     assert len(ranks["statistics"]) == len(ranks["names"]) and all(0 < value <= 1 for value in ranks["statistics"])
 
 
+def test_with_one_draw_the_joint_metrics_are_all_there_is():
+    task = tasks.get("gaussian")
+    found, arrays = measured(reference_draws(task), task, Evaluation(test=40, draws=1, reference=0), seed=0)
+    assert set(found) == {"joint_w2", "joint_mmd2", "joint_mmd2_paired", "joint_c2st", "test_pairs"}
+    assert set(arrays) == {"theta"}
+
+
 @pytest.mark.slow
 def test_the_reference_posterior_scores_as_the_truth_should():
     """What every other method is measured with finds no fault in the exact posterior."""
@@ -202,7 +209,7 @@ def test_what_is_timed_is_the_whole_recipe():
 
 def test_the_papers_methods_stand_on_plain_base_posteriors_and_the_default_recipe_on_its_own():
     units = [unit for unit in plan("main", "quick") if unit.kind == "fit"]
-    assert {unit.method for unit in units if unit.randomised} == {"fmcpe"}
+    assert {unit.method for unit in units if unit.randomised} == {"fmcpe", "npe-randomised"}
     assert {unit.task for unit in units if unit.randomised} == {"pendulum"}
     assert {unit.base.randomised for unit in units if unit.base and unit.task == "pendulum"} == {True, False}
     with_base = [unit for unit in plan("frontier", "quick", ["pendulum"]) if unit.base]

@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
-from bench_results import fill
+from bench_results import fill, made_up
 
 from fmcpe.bench import figures, paper
-from fmcpe.bench.claims import CLAIMS, Verdict
+from fmcpe.bench.claims import CLAIMS, Verdict, before
 from fmcpe.bench.compare import compare
 from fmcpe.bench.frontier import frontier_table, speed_table
 from fmcpe.bench.plan import EXPERIMENTS, plan
@@ -59,7 +60,6 @@ def test_the_papers_numbers_stand_beside_ours(run):
         for method in ("fmcpe-paper", "fmcpe-paper-x-only")
     )
     assert row[2:6] == ["0.709 ± 0.168", "+30.1 %", number(alone), f"{100 * (alone / full - 1):+.1f} %"]
-    assert row[table.header.index("differ")] == "", "20 pairs are not compared with the paper's 1000"
     assert "standardised" in table.note and paper.SPACE in table.note
     grid = sensitivity_table(results, "pendulum")
     assert grid.rows[2][:3] == ["0.001", "1", "(2.6 ± 0.52)e-3"] and "none" in {row[1] for row in grid.rows}
@@ -77,7 +77,7 @@ def test_tables_take_every_form():
     assert (spread([]), spread([1.0]), spread([1.0, 3.0])) == ("", "1", "2 ± 1.4")
 
 
-SOME = ("gaussian", "pendulum", "gaussian-ci", "gaussian-prior")
+SOME = ("gaussian", "pendulum", "gaussian-ci", "gaussian-prior", "zoo/linear-gain-offset")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_comparing_two_runs_shows_what_changed(run, tmp_path, capsys):
 def test_status_and_report_from_the_command_line(run, tmp_path, capsys):
     assert main(["bench", "status", "--out", str(run)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"main \(smoke\) +67 +0 +0 +0", out) and "nobody is at work" in out
+    assert re.search(r"main \(smoke\) +70 +0 +0 +0", out) and "nobody is at work" in out
     small = fill(tmp_path, ["speed"])
     assert main(["bench", "report", "--out", str(small)]) == 0
     assert (small / "report.html").is_file()
@@ -161,15 +161,12 @@ def test_frontier_prints_its_table_and_does_nothing_twice(run, capsys):
 
 
 def test_like_is_compared_with_like(tmp_path):
-    """Numbers and orders are compared where the plan has the paper's number of pairs and epochs, and nowhere else."""
-    small = Results.read(fill(tmp_path / "small", ["independence", "sensitivity"]))
-    same = Results.read(fill(tmp_path / "same", ["independence", "sensitivity"], preset="quick"))
-    for results, compared in ((small, False), (same, True)):
-        table = independence_table(results)
-        column = [row[table.header.index("differ")] for row in table.rows]
-        assert ("yes" in column) == compared
-        assert ("rank correlation" in sensitivity_table(results, "pendulum").note) == compared
-    assert len(sensitivity_table(same, "pendulum").rows) == 16 + 1
+    """The order of settings is compared where pairs, epochs, test pairs and simulations are the paper's, and nowhere else."""
+    for preset, compared in (("smoke", False), ("quick", False), ("paper", True)):
+        results = Results.read(fill(tmp_path / preset, ["sensitivity"], preset=preset))
+        table = sensitivity_table(results, "pendulum")
+        assert ("rank correlation" in table.note) == compared
+    assert len(table.rows) == 16 + 1
 
 
 def test_every_table_states_both_budgets_and_the_base_posteriors(tmp_path):
@@ -181,10 +178,14 @@ def test_every_table_states_both_budgets_and_the_base_posteriors(tmp_path):
                 assert ("Paper: " in item.note) == (section.where != "not in the paper"), item.name
                 assert "Base posterior: " in item.note, item.name
     note = metric_table(results, "main", "energy").note
-    assert "Ours: 10, 50, 200 and 1000 pairs, 3 sets, 300 test pairs with 60 draws each, 200 epochs" in note
-    assert "Paper: 10, 50, 200 and 1000 pairs, 5 calibration sets, 2000 test pairs; epochs not stated." in note
+    assert "Ours: 10, 50, 200 and 1000 pairs, 3 sets, 300 test pairs with 60 draws each, 200 epochs of the paper's" in note
+    assert "recipe, 50000 simulations for the base posterior." in note
     assert (
-        "plain simulations (npe, mf-npe, rope, fmcpe-paper); domain-randomised simulations (fmcpe); vectors: plain"
+        "Paper: 10, 50, 200 and 1000 pairs, 5 calibration sets, 2000 test pairs; epochs not stated; 50000 simulations."
+        in note
+    )
+    assert (
+        "plain simulations (npe, mf-npe, rope, fmcpe-paper); domain-randomised simulations (npe-randomised, fmcpe); vectors"
         in note
     )
     assert "300 test pairs with 1 draw each" in metric_table(results, "main", "joint_w2").note
@@ -211,7 +212,7 @@ def test_figures_have_what_the_papers_have(run, monkeypatch):
     assert {task for task, methods in drawn if "rope" in methods} == {"wind-tunnel"}
     drawn.clear()
     list(sections["before-after"].content(results))
-    assert {methods for _, methods in drawn} == {("npe", "fmcpe-paper", "fmcpe", "reference")}
+    assert {methods for _, methods in drawn} == {("npe", "fmcpe-paper", "npe-randomised", "fmcpe", "reference")}
     monkeypatch.setattr(
         figures, "_boxes", lambda axes, results, experiment, task, metric, *_: boxes.append((task, metric))
     )
@@ -226,3 +227,45 @@ def test_boxes_over_observations_are_of_each_observation(run):
     results = Results.read(run)
     values = figures._by_observation(results, "main", "gaussian", "fmcpe", 10, "c2st")
     assert values == pytest.approx([0.55, 1.1 * 0.55, 1.2 * 0.55])
+
+
+def test_a_claim_that_names_methods_needs_all_of_them(tmp_path):
+    """With one baseline measured, nothing is said of a claim about three."""
+    with Store(tmp_path) as store:
+        units = plan("main", "smoke", methods=["fmcpe", "dpe"])
+        store.add("main", "smoke", units)
+        while claimed := store.claim([unit.id for unit in units]):
+            store.finish(claimed, made_up(store.rows([claimed])[claimed].unit))
+    results = Results.read(tmp_path)
+    words = {claim.says: claim.verdict(results, "fmcpe") for claim in CLAIMS if claim.experiment == "main"}
+    beats = next(verdict for says, verdict in words.items() if "consistently outperforms" in says)
+    assert beats.word == "not checked"
+    assert "the comparison with mf-npe and the comparison with rope was not measured" in str(beats)
+    assert {verdict.word for says, verdict in words.items() if "additional baselines" in says} == {"not checked"}
+    assert {verdict.word for says, verdict in words.items() if "known posterior" in says} == {"not checked"}
+
+
+def test_the_default_recipe_is_compared_with_its_own_base_posterior(run):
+    results = Results.read(run)
+    assert before(results, "pendulum", "fmcpe") == "npe-randomised"
+    assert before(results, "pendulum", "fmcpe-paper") == before(results, "gaussian", "fmcpe") == "npe"
+
+
+def test_the_posterior_level_figure_has_boxes_over_observations(run, monkeypatch):
+    seen = []
+    monkeypatch.setattr(figures, "_by_observation", lambda *arguments: seen.append(arguments[1:]) or np.ones(3))
+    section = next(section for section in SECTIONS if section.key == "posterior-level")
+    next(section.content(Results.read(run)))
+    assert ("main", "gaussian", "fmcpe", 10, "c2st") in seen
+
+
+def test_measured_wind_tunnels_have_rope_in_their_corner_plots(tmp_path, monkeypatch):
+    drawn = []
+    units = plan("main", "smoke", ["wind-tunnel"], ["rope"], {"wind-tunnel": "0123"})
+    with Store(tmp_path) as store:
+        store.add("main", "smoke", units)
+        while claimed := store.claim([unit.id for unit in units]):
+            store.finish(claimed, made_up(store.rows([claimed])[claimed].unit))
+    monkeypatch.setattr(figures, "corners", lambda _, task, size, methods: drawn.append(methods))
+    list(next(section for section in SECTIONS if section.key == "corner").content(Results.read(tmp_path)))
+    assert drawn and all("rope" in methods for methods in drawn)

@@ -16,6 +16,7 @@ from fmcpe import FMCPE, FMCPEWarning, Recipe, correction
 from fmcpe.correction import _losses, _Pairs
 from fmcpe.corrector import Corrector
 from fmcpe.flow import matching_loss
+from fmcpe.networks import DenseHead, EmbeddingHead
 from fmcpe.ode import Solver
 
 
@@ -154,6 +155,26 @@ def test_gradients_are_clipped_for_each_network_or_for_both(base, pairs, monkeyp
     fit(base, pairs, recipe=replace(TINY, clip_jointly=True))
     assert len(each) == 2
     assert set(seen) == {sum(each)}
+    largest = []
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda parameters, norm: largest.append(norm))
+    fit(base, pairs, recipe=replace(TINY, clip=0.25))
+    assert set(largest) == {0.25}
+
+
+def test_one_source_point_serves_both_terms(base, pairs, monkeypatch):
+    """Algorithm 2: x_0 is drawn once, and what it is carried to is the base posterior's input."""
+    corrector, drawn = fit(base, pairs).corrector, []
+    draw = corrector.draw_x0
+    monkeypatch.setattr(corrector, "draw_x0", lambda y: drawn.append(draw(y)) or drawn[-1])
+    carried = []
+    monkeypatch.setattr(corrector, "draw_x", lambda y, copies, x0: carried.append(x0) or y)
+    _losses(corrector, _Pairs(*pairs, None), simulate, {"x", "theta"})
+    assert len(drawn) == 1 and carried[0] is drawn[0]
+
+
+def test_the_head_is_the_one_that_the_recipe_names(base, pairs):
+    for name, head in (("dense", DenseHead), ("embedding", EmbeddingHead)):
+        assert type(fit(base, pairs, recipe=replace(TINY, x_head=name)).corrector.u_x.head) is head
 
 
 def test_the_cosine_schedule_ends_at_zero(base, pairs, monkeypatch):
@@ -287,6 +308,15 @@ def test_the_papers_recipe_is_what_its_text_states():
     paper = Recipe.paper()
     assert (paper.learning_rate, paper.clip, paper.batch_size, paper.validation_fraction) == (1e-3, 1.0, 256, 0.2)
     assert (paper.solver, paper.warm_start, paper.summaries, paper.source) == ("euler", False, False, "observation")
+    # ours, where the paper is silent: docs/deviations.md
+    assert (paper.widths, paper.epochs, paper.steps, paper.sigma, paper.schedule) == (
+        (128,) * 3,
+        200,
+        50,
+        0.5,
+        "constant",
+    )
+    assert (paper.checkpoint, paper.clip_jointly, paper.x_head) == ("last", False, "dense")
     assert Recipe.default() == Recipe()
     assert Recipe.default().warm_start
 
@@ -299,6 +329,11 @@ def test_the_authors_settings_by_task():
     for recipe in settings.values():
         assert (recipe.clip, recipe.clip_jointly, recipe.schedule) == (5.0, False, "cosine")
         assert (recipe.solver, recipe.steps, recipe.learning_rate) == ("euler", 50, 1e-3)
+    assert [recipe.batch_size for recipe in settings.values()] == [256, 256, 100, 16]
+    assert [recipe.x_head for recipe in settings.values()] == ["dense", *["embedding"] * 3]
+    assert [recipe.embedding_dim for recipe in settings.values()][1:] == [10, 10, 10]
+    assert settings["light-tunnel"].hidden_x == (32, 64, 128, 128, 64, 32)
+    assert settings["gaussian"].hidden_x == settings["gaussian"].hidden_theta == (64,) * 5
     assert settings["pendulum"].hidden_x == (32, 64, 128, 256, 512, 256, 128, 64, 32)
     assert settings["wind-tunnel"].hidden_theta == (32, 64, 128, 256, 128, 64, 32)
     with pytest.raises(ValueError, match="pendulum"):

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,3 +248,25 @@ def test_flows_of_an_older_format_are_refused_by_name(posteriors, tmp_path):
     save_file(tensors, path, metadata={"fmcpe": json.dumps(says)})
     with pytest.raises(ValueError, match=r"format 3, got .* of format 2.*Fit the posterior again"):
         fmcpe.load(path)
+
+
+def test_flows_of_an_older_format_are_refused_whatever_the_recipe_is_called(base, pairs, tmp_path):
+    """An embedding_net of one's own implies flows, with the default recipe's name on them."""
+    recipe = fmcpe.Recipe(epochs=2, steps=3)
+    posterior = FMCPE(base, simulate, recipe=recipe, embedding_net=torch.nn.Linear(3, 4))
+    path = posterior.fit(*pairs, seed=0, show_progress_bars=False).save(tmp_path / "run.fmcpe")
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    save_file(tensors, path, metadata={"fmcpe": json.dumps(manifest(path) | {"format": 2})})
+    with pytest.raises(ValueError, match="Fit the posterior again"):
+        fmcpe.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"source": "normal"}, {"x_head": "embedding"}, {"hidden_x": (8, 12), "hidden_theta": (6,)}]
+)
+def test_every_shape_of_the_flows_comes_back_from_a_file(base, pairs, tmp_path, changes):
+    posterior = FMCPE(base, simulate, recipe=replace(TINY, **changes)).fit(*pairs, seed=0, show_progress_bars=False)
+    loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
+    assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+    assert type(loaded.corrector.u_x.head) is type(posterior.corrector.u_x.head)

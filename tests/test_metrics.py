@@ -339,3 +339,16 @@ def test_errors_say_what_came_what_was_expected_and_what_to_type(case: str) -> N
 def test_a_subset_of_too_few_points_is_refused(points):
     with pytest.raises(ValueError, match="max_points"):
         metrics.wasserstein2(torch.zeros(20, 2), torch.ones(30, 2), max_points=points)
+
+
+def test_crps_is_the_energy_score_of_one_parameter_and_known_for_a_normal():
+    generator = torch.Generator().manual_seed(0)
+    draws, truth = torch.randn(400, 50, 3, generator=generator), torch.randn(50, 3, generator=generator)
+    each = metrics.crps(draws, truth)
+    for k in range(3):
+        assert float(each[k]) == pytest.approx(
+            metrics.energy_score(draws[..., k : k + 1], truth[:, k : k + 1]), rel=1e-4
+        )
+    # of a standard normal at 0: (√2 - 1) / √π
+    exact = metrics.crps(torch.randn(20_000, 5, 1, generator=generator), torch.zeros(5, 1))
+    assert float(exact[0]) == pytest.approx((2**0.5 - 1) / math.pi**0.5, abs=0.01)

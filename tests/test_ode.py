@@ -137,3 +137,9 @@ def test_gradients_reach_every_weight_of_a_field_with_a_head():
         u = VelocityField(60, embedding_for((5,), 8), 8, (16, 24, 24), head)
         matching_loss(u, torch.randn(4, 60), torch.randn(4, 60), u.embed(torch.randn(4, 5))).sum().backward()
         assert all(p.grad is not None and bool(p.grad.abs().max() > 0) for p in u.parameters())
+
+
+def test_heads_see_the_time():
+    z = torch.randn(3, 60)
+    for head in (DenseHead(60, 16), EmbeddingHead((60,), 4)):
+        assert not torch.allclose(head(torch.full((3, 1), 0.2), z), head(torch.full((3, 1), 0.7), z))

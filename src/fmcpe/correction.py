@@ -286,7 +286,8 @@ def _train(
                 lowest, kept = sum(validated.values()), copy.deepcopy(networks.state_dict())
         if recipe.checkpoint == "best":
             networks.load_state_dict(kept)
-        if not math.isfinite(lowest) or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
+        reached = lowest if recipe.checkpoint == "best" else float(sum(validated.values()))
+        if not math.isfinite(reached) or not bool(torch.isfinite(corrector.draw_theta(validation.y)).all()):
             raise RuntimeError(
                 "Training diverged: expected finite validation losses and draws, got NaN or infinite ones. Lower the learning "
                 "rate, e.g. recipe=Recipe.paper(learning_rate=1e-4), and look for outliers in y."

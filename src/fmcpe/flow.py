@@ -47,11 +47,11 @@ def transport(u: VelocityField, z0: Tensor, context: Tensor, solver: Solver) -> 
 
 
 def _transport_hidden(u: VelocityField, head: DenseHead, z0: Tensor, context: Tensor, solver: Solver) -> Tensor:
-    r"""The same map, for a field that is linear where z enters and where the velocity leaves.
+    r"""The same map, for a field with linear input and output layers.
 
     With \( u(t, z) = W g(t, V z) + b \), every stage of an explicit Runge-Kutta method has the form
     \( z = z_0 + W s + (t - t_0) b \), so it is enough to solve \( \dot s = g(t, V z_0 + V W s + (t - t_0) V b) \) for s, which
-    has as many numbers as the last hidden layer: of an image, 64 in place of 12 288.
+    has as many numbers as the last hidden layer: of an image, 128 in place of 12 288.
     """
     weight, bias = u.last.weight, u.last.bias
     start, mixed, drift = head.from_z(z0), head.from_z(weight.mT), head.from_z(bias)

@@ -129,7 +129,8 @@ def _recipe(manifest: dict[str, Any], path: str | Path) -> Recipe:
     """The recipe of a manifest. Format 3 gave u_X an embedding head and made the width independent of the number of pairs."""
     settings = dict(manifest["recipe"])
     if manifest["format"] < 3:
-        if not settings["warm_start"]:
+        has_flows = not {"warm", "transport"} & set(manifest) and manifest["stages"] != "none"
+        if has_flows:
             raise ValueError(
                 f"Expected a file of format 3, got {path} of format {manifest['format']}, whose velocity networks have another "
                 "architecture. Fit the posterior again with this version."

@@ -31,7 +31,18 @@ from fmcpe.pair_classifier import grouped_accuracy
 from fmcpe.sample_classifier import accuracies
 from fmcpe.samples import Space, draws_and_truth, finite, joint, standardise, to_space, two_samples
 
-__all__ = ["c2st", "c2st_each", "energy_score", "joint", "joint_c2st", "mmd2", "mse", "standardise", "wasserstein2"]
+__all__ = [
+    "c2st",
+    "c2st_each",
+    "crps",
+    "energy_score",
+    "joint",
+    "joint_c2st",
+    "mmd2",
+    "mse",
+    "standardise",
+    "wasserstein2",
+]
 
 _ENTRIES = 2**22  # entries of a distance matrix held at a time: 32 MiB in double precision
 
@@ -182,6 +193,19 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, seed: int | None
     ]
     values = (samples - theta).norm(dim=-1).mean(0) - torch.tensor(pairs) / (S * (S - 1))
     return values.mean().item() if reduce else values
+
+
+def crps(samples: Any, theta: Any) -> Tensor:
+    """The continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p), mean over B.
+
+    The energy score of one parameter by itself, in its own units; lower is better. A draw's distance to itself is left out.
+    """
+    samples, theta = draws_and_truth(samples, theta, at_least=2)
+    number = len(samples)
+    # of sorted draws, Σ_{i<j} (s_j - s_i) = Σ_i (2i - S + 1) s_i
+    weights = 2 * torch.arange(number, dtype=samples.dtype) - number + 1
+    pairs = torch.einsum("s,sbp->bp", weights, samples.sort(dim=0).values)
+    return ((samples - theta).abs().mean(0) - pairs / (number * (number - 1))).mean(0)
 
 
 def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:

@@ -78,7 +78,7 @@ class DenseHead(nn.Module):
         return self.of_projection(t, self.from_z(z))
 
     def of_projection(self, t: Tensor, projection: Tensor) -> Tensor:
-        """The features of z whose product with the weights of `from_z` is known."""
+        """Features from a precomputed projection, ``from_z(z)``."""
         return self.second(silu(projection + self.from_t(self.time(t))))
 
 
@@ -144,7 +144,7 @@ class VelocityField(nn.Module):
         return self.last(self.trunk(t, z if self.head is None else self.head(t, z), context))
 
     def trunk(self, t: Tensor, entrance: Tensor, context: Tensor) -> Tensor:
-        """What the last, linear layer makes the velocity of, (B, widths[-1])."""
+        """Input of the final linear layer, (B, widths[-1])."""
         context = context + self.from_t(self.time(t))
         shift, *gates = context.split(self._parts, dim=-1)
         h = self.first(entrance) + shift

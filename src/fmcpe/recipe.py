@@ -156,7 +156,7 @@ def paper_settings(task: str) -> Recipe:
     Example:
         >>> FMCPE(base, simulator, recipe=fmcpe.paper_settings("pendulum"))      # doctest: +SKIP
     """
-    if task not in _AUTHORS:
+    if not isinstance(task, str) or task not in _AUTHORS:
         raise ValueError(
             f"Expected one of the paper's tasks ({', '.join(_AUTHORS)}), got {task!r}. For other problems use "
             'recipe="paper", or Recipe.paper(sigma=...).'

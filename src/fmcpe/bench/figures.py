@@ -13,13 +13,15 @@ from matplotlib.patches import Patch
 
 from fmcpe.bench.claims import VARIANTS
 from fmcpe.bench.clock import PARTS
+from fmcpe.bench.plan import WITHOUT_PAIRS
 from fmcpe.bench.results import METRICS, Results, each_observation
 from fmcpe.bench.units import titled
 from fmcpe.diagnostics import SBCResult
 from fmcpe.diagnostics.plots import corner, rank_histograms
 
 COLORS = {
-    "npe": "#999999", "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
+    "npe": "#999999", "npe-randomised": "#666666",
+    "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
     "fmcpe-sequential": "#7C8FD0", "fmcpe-x-only": "#6DC3B0", "fmcpe-theta-only": "#5E3C99",
@@ -55,7 +57,7 @@ def box_plots(
     """
     tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment)
     known = [m for m in results.methods(experiment, done=True) if methods is None or m in methods]
-    boxed = [m for m in known if m not in ("npe", "nnpe", "reference")]
+    boxed = [m for m in known if m not in WITHOUT_PAIRS]
     shown = [metric for metric in metrics if any(_any(results, experiment, t, m, metric) for t in tasks for m in known)]
     if over_observations:
         tasks = [task for task in tasks if any(_any(results, experiment, task, m, x) for m in known for x in shown)]
@@ -74,7 +76,9 @@ def box_plots(
                 axes.set_xlabel("calibration pairs")
             if column == 0 or metric != joint or (as_figure_2 and tasks[column - 1] == "gaussian"):
                 axes.set_ylabel(_short(metric), fontsize=9)
-    handles = [Patch(color=COLORS[m], label=m + (" (no pairs)" if m in ("npe", "nnpe") else "")) for m in known]
+    handles = [
+        Patch(color=COLORS[m], label=m + (" (no pairs)" if "npe" in m and m in WITHOUT_PAIRS else "")) for m in known
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 * len(tasks)), frameon=False)
     return figure
 
@@ -88,7 +92,7 @@ def _boxes(
         if method not in boxed:
             value = results.mean(experiment, task, method, None, metric)
             if np.isfinite(value):
-                style = {"reference": "--", "npe": "-.", "nnpe": ":"}[method]
+                style = {"reference": "--", "npe": "-.", "npe-randomised": (0, (1, 1)), "nnpe": ":"}[method]
                 axes.axhline(value, color=COLORS[method], ls=style, lw=1.2, zorder=0)
             continue
         values = [results.values(experiment, task, method, size, metric) for size in sizes]

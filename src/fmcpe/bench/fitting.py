@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,8 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
         stages = unit.method.removeprefix("fmcpe").removeprefix("-paper").removeprefix("-") or "joint"
         recipe = changed_recipe("paper" if "-paper" in unit.method else "default", changed)
         return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)  # type: ignore[arg-type]
+    if ":" in unit.method:
+        return own_method(unit.method, base, task)
     if unit.method not in METHODS:
         raise ValueError(f"there is no method named {unit.method!r}; see fmcpe.bench.plan.METHODS.")
     with seeded(unit.seed):
@@ -53,6 +57,48 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
     elif "epochs" in changed and hasattr(method, "training"):
         method.training = replace(method.training, max_num_epochs=changed["epochs"])
     return method
+
+
+def own_method(path: str, base: Any, task: Task) -> Any:
+    """A method of somebody's own, ``package.module:Name``, called with those of its arguments that we know by name.
+
+    These are ``posterior``, ``simulator``, ``prior`` and ``embedding_net``.
+    """
+    module, _, name = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"Expected package.module:Name that can be imported, got {path!r} ({error}).") from error
+    known = {"posterior": base, "simulator": task.simulator, "prior": task.prior, "embedding_net": task.embedding_net()}
+    taken = inspect.signature(factory).parameters
+    return _OwnMethod(factory(**{name: value for name, value in known.items() if name in taken}))
+
+
+class _OwnMethod:
+    """A method with ``fit(theta, y)``, as the benchmark calls methods."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def fit(self, theta: Any, y: Any, *, seed: int | None = None, show_progress_bars: bool = True) -> Any:
+        from fmcpe._random import seeded
+
+        with seeded(seed):
+            posterior = self.method.fit(theta, y)
+        return posterior if hasattr(posterior, "sample_batched") else _OneByOne(posterior)
+
+
+class _OneByOne:
+    """A posterior with ``sample(sample_shape, x=)``, asked about one observation after the other."""
+
+    def __init__(self, posterior: Any) -> None:
+        self.posterior = posterior
+
+    def sample_batched(self, sample_shape: tuple[int, ...], x: Any, **_: Any) -> Any:
+        import torch
+
+        draws = [torch.as_tensor(self.posterior.sample(sample_shape, x=each), dtype=torch.float32) for each in x]
+        return torch.stack(draws, dim=len(sample_shape))
 
 
 def changed_recipe(name: str, changed: dict[str, Any]) -> Any:

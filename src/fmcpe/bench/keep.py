@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fmcpe.bench import zoo
 from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.report import SECTIONS, whole_page
 from fmcpe.bench.results import Results
@@ -33,6 +34,8 @@ def keep(directory: str | Path, target: str | Path, preset: str | None = None) -
             if isinstance(item, Table) and item.rows:
                 content[f"{section.key}-{item.name}.csv"] = item.as_csv()
                 texts.append(f"[{section.key}] {item.as_text()}")
+    if results.done("zoo"):
+        content["zoo.json"] = zoo.as_json(results)
     content["tables.txt"] = "\n\n\n".join(texts) + "\n"
     for name, text in content.items():
         write_whole(folder / name, text.encode())

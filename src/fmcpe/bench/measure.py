@@ -8,6 +8,7 @@ test observations, in the same θ. The energy score is in that θ too; MSE, cove
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,17 +35,19 @@ Draw = Callable[[int, Tensor], Tensor]
 
 def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Metrics of a posterior, and the arrays that figures are made of."""
-    theta, y = task.test_set(evaluation.test, TEST_SEED)
+    theta, y = task.test_set(min(evaluation.test, task.test_limit or evaluation.test), TEST_SEED)
     space = standard_space(task)
     with seeded(derive(seed, "bench", "draws")):
         draws = draw(evaluation.draws, y)
     z, z_true = space.to_z_safely(draws), space.to_z_safely(theta)
     joint = _joint(z[0], z_true, y, task, seed) if evaluation.joint else {}
     if evaluation.draws == 1:
-        return joint, {"theta": theta[0].numpy()}
+        return joint | {"test_pairs": len(theta)}, {"theta": theta[0].numpy()}
     ranks = sbc_of_draws(draws, theta, names=task.theta_names)
     found: dict[str, Any] = {
+        "test_pairs": len(theta),
         "energy": metrics.energy_score(z, z_true),
+        "crps": metrics.crps(z, z_true).tolist(),
         "mse": metrics.mse(draws, theta),
         "rmse": (draws - theta).square().mean((0, 1)).sqrt().tolist(),
         "coverage": {f"{level:g}": central_coverage(draws, theta, level).tolist() for level in LEVELS},
@@ -87,7 +90,7 @@ def _against_reference(
         draws = draw(number, observations)
     arrays["draws"] = draws[:, 0].numpy().astype(np.float32)
     try:
-        exact = [task.reference_posterior(v).sample((number,), seed=1000 + i) for i, v in enumerate(observations)]
+        exact = [_exact(task, i, number) for i in range(len(observations))]
     except NotImplementedError:
         return {}
     arrays["reference"] = exact[0].numpy().astype(np.float32)
@@ -101,6 +104,13 @@ def _against_reference(
     return {name: float(np.mean(values)) for name, values in rows.items()} | {
         f"{name}_each": values for name, values in rows.items()
     }
+
+
+@lru_cache(maxsize=64)
+def _exact(task: Task, index: int, number: int) -> Tensor:
+    """Draws of the reference posterior of a test observation: the same for every method that a process measures."""
+    y = task.test_set(index + 1, TEST_SEED)[1][index]
+    return task.reference_posterior(y).sample((number,), seed=1000 + index)
 
 
 def standard_space(task: Task) -> ParameterSpace:

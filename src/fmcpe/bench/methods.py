@@ -7,12 +7,13 @@ Nothing is trained before `fit`.
 | name | |
 | --- | --- |
 | ``npe`` | the base posterior at y |
+| ``npe-randomised`` | the same, of the default recipe's domain-randomised base posterior |
 | ``dpe`` | trained on the pairs alone |
 | ``mf-npe`` | the base posterior, fine-tuned on the pairs |
 | ``rope`` | mixture over simulations by optimal transport |
 | ``nnpe`` | trained on noisy simulations |
 | ``j-npe`` | trained on simulations and pairs together |
-| ``fmcpe`` | the default recipe, both flows jointly |
+| ``fmcpe`` | the default recipe |
 | ``fmcpe-sequential`` | u_X first, then u_Θ |
 | ``fmcpe-x-only`` | u_X alone |
 | ``fmcpe-theta-only`` | u_Θ alone |
@@ -93,6 +94,7 @@ def _fmcpe(recipe: str = "default", stages: Stages = "joint") -> Factory:
 
 METHODS: dict[str, Factory] = {
     "npe": _npe,
+    "npe-randomised": _npe,
     "dpe": _dpe,
     "mf-npe": _mfnpe,
     "rope": _rope,
@@ -105,5 +107,5 @@ METHODS: dict[str, Factory] = {
     "fmcpe-paper": _fmcpe(recipe="paper"),
 }
 
-WITHOUT_PAIRS = frozenset({"npe", "nnpe"})
+WITHOUT_PAIRS = frozenset({"npe", "npe-randomised", "nnpe"})
 """Methods whose answer is the same whatever the pairs are; a benchmark fits them once."""

@@ -7,6 +7,7 @@
 - prior: simulations from a wrong prior ("Prior misspecification");
 - timing: fit and inference times, and where they go ("Training and inference times");
 - sensitivity: learning rate × clipping ("Hyperparameter sensitivity");
+- zoo: every method on problems that none of them was developed on (``docs/zoo.md``);
 - frontier: the default recipe against everything, in accuracy;
 - speed: the default recipe against the paper's, in time.
 """
@@ -16,20 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from fmcpe.bench.presets import PRESETS, Preset
+from fmcpe.bench.presets import PRESETS, ZOO_PAPER, ZOO_SEEDS, Preset
 from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, Unit, options
-from fmcpe.tasks import find
+from fmcpe.tasks import find, zoo
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
 STAGES = ("fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only")
 PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
-METHODS = (*BASELINES, "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "reference")
+METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "reference")
 """Every name a unit's method can have, in the order of tables."""
 
-WITHOUT_PAIRS = ("npe", "nnpe", "reference")
+WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "reference")
 """Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
 
-BEYOND_THE_PAPER = ("frontier", "speed")
+BEYOND_THE_PAPER = ("frontier", "speed", "zoo")
 """Experiments that compare with the default recipe, and not with the paper."""
 
 OWN_TASKS = {"independence": ("gaussian-ci",), "prior": ("gaussian-prior", "wind-tunnel-prior")}
@@ -48,6 +49,7 @@ def plan(
     tasks: Iterable[str] = (),
     methods: Iterable[str] = (),
     data: Mapping[str, str] | None = None,
+    with_paper: bool = False,
 ) -> list[Unit]:
     """The units of an experiment, base posteriors first, none of them twice.
 
@@ -61,6 +63,7 @@ def plan(
         tasks: Tasks to go over in place of the preset's, in experiments that go over tasks.
         methods: Methods to go over, of those that the experiment compares; all of them by default.
         data: Fingerprints of measured data by task; without one, the real side is a stand-in.
+        with_paper: Whether the zoo is gone over with the paper's recipe too, on the problems of `ZOO_PAPER`.
     """
     if experiment not in EXPERIMENTS or preset not in PRESETS:
         raise ValueError(
@@ -73,9 +76,17 @@ def plan(
             find(name)  # an unknown one is refused before anything is run
         if experiment in OWN_TASKS:
             raise ValueError(f"{experiment} is about {' and '.join(OWN_TASKS[experiment])}; leave --task out.")
-        budget = replace(budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen)
+        budget = replace(
+            budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen, zoo=chosen
+        )
+    wanted = tuple(methods)
+    own = tuple(name for name in wanted if ":" in name)
+    if own and experiment != "zoo":
+        raise ValueError(f"Expected methods of {experiment}, got {', '.join(own)}. Methods of your own run on zoo.")
+    paper = ("fmcpe-paper",) if with_paper or "fmcpe-paper" in wanted else ()
+    budget = replace(budget, zoo_methods=(*budget.zoo_methods, *paper, *own))
     made = (_with_base(unit, experiment, data or {}) for unit in EXPERIMENTS[experiment](budget))
-    fits, wanted = list(dict.fromkeys(made)), tuple(methods)
+    fits = list(dict.fromkeys(made))
     unknown = set(wanted) - {unit.method for unit in fits}
     if unknown:
         raise ValueError(
@@ -83,19 +94,27 @@ def plan(
             f"{', '.join(dict.fromkeys(unit.method for unit in fits))}."
         )
     fits = [unit for unit in fits if not wanted or unit.method in wanted]
+    unused = sorted(set(data or {}) - {unit.task for unit in fits if unit.data and unit.task in WITH_DATA})
+    if unused:
+        raise ValueError(
+            f"Expected measured data of {' or '.join(WITH_DATA)}, and an experiment that goes over it, got data of "
+            f"{', '.join(unused)} for {experiment}. Add --task {unused[0]}, or leave --data out."
+        )
     bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
     return [*bases, *fits]
 
 
 def _with_base(unit: Unit, experiment: str, data: Mapping[str, str]) -> Unit:
     """The unit with its base posterior's kind of simulations, and with the measured data of its task."""
-    randomised = experiment in BEYOND_THE_PAPER or (unit.method.startswith("fmcpe") and "-paper" not in unit.method)
+    default = unit.method == "npe-randomised" or (unit.method.startswith("fmcpe") and "-paper" not in unit.method)
+    randomised = default or experiment in BEYOND_THE_PAPER
     possible = unit.task in RANDOMISABLE and unit.method not in WITHOUT_BASE
     return replace(unit, randomised=randomised and possible, data=data.get(unit.task, ""))
 
 
 def _main(p: Preset) -> Iterable[Unit]:
-    return _grid(p, p.tasks, (*BASELINES, "fmcpe-paper", "fmcpe", "reference"))
+    units = _grid(p, p.tasks, (*BASELINES, "npe-randomised", "fmcpe-paper", "fmcpe", "reference"))
+    return (unit for unit in units if unit.method != "npe-randomised" or unit.task in RANDOMISABLE)
 
 
 def _sbc(p: Preset) -> Iterable[Unit]:
@@ -158,6 +177,20 @@ def _frontier(p: Preset) -> Iterable[Unit]:
     return _grid(p, p.stage_tasks, methods)
 
 
+def _zoo(p: Preset) -> Iterable[Unit]:
+    p = replace(
+        p, evaluation=p.zoo_evaluation, sizes=p.zoo_sizes, sets=p.zoo_sets, simulations=p.zoo_simulations,
+        own_simulations=p.zoo_simulations,
+    )  # fmt: skip
+    for name in p.zoo:
+        half = "development" if zoo.split(name)[0] in zoo.DEVELOPMENT else "reporting"
+        methods = [method for method in p.zoo_methods if method != "fmcpe-paper" or name in ZOO_PAPER]
+        for unit in _grid(p, (name,), methods, options(seed=ZOO_SEEDS[half])):
+            # a reference posterior takes a second for each observation: its floor is that of the first forty
+            few = replace(unit.evaluation, test=min(40, unit.evaluation.test))
+            yield replace(unit, evaluation=few) if unit.method == "reference" else unit
+
+
 def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options: Options = ()) -> Iterable[Unit]:
     """Every task × method × set × size, small sets first so that a first look at the results comes early."""
     methods = tuple(methods)
@@ -186,6 +219,7 @@ EXPERIMENTS: dict[str, Callable[[Preset], Iterable[Unit]]] = {
     "prior": _prior,
     "timing": _timing,
     "sensitivity": _sensitivity,
+    "zoo": _zoo,
     "frontier": _frontier,
     "speed": _speed,
 }

@@ -5,11 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fmcpe.bench.units import SIMULATION_TRAINED, Evaluation, Options, options
+from fmcpe.tasks import zoo
 
 _PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
 _QUICK = Evaluation(test=300, draws=60, reference_draws=1000)
 _QUICKEST = replace(_QUICK, draws=20, reference=0)
 _SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
+_ZOO = Evaluation(test=500, draws=60, reference=2, reference_draws=500, joint=False)
+
+ZOO_SEEDS = {"development": 0, "reporting": 100}
+"""Seeds of the problems' constants, fixed before any method was run."""
+
+ZOO_QUICK = (
+    "zoo/linear-none", "zoo/linear-gain-offset", "zoo/oscillator-missing-physics", "zoo/sir-nuisance", "zoo/g-and-k-outliers",
+    "zoo/heat-channels", "zoo/transit-correlated-noise", "zoo/enzyme-calibration-shift", "zoo/beam-gain-offset",
+    "zoo/pharmacokinetics-heteroscedastic", "zoo/fitzhugh-nagumo-lag", "zoo/ornstein-uhlenbeck-clock-drift",
+    "zoo/projectile-none", "zoo/projectile-missing-physics", "zoo/kepler-heavy-tails", "zoo/kepler-prior-shift",
+    "zoo/sources-saturation", "zoo/circuit-noise-scale",
+)  # fmt: skip
+"""Nine problems of each half."""
+
+ZOO_PAPER = ("zoo/linear-gain-offset", "zoo/heat-channels", "zoo/enzyme-calibration-shift", "zoo/oscillator-missing-physics",
+             "zoo/pharmacokinetics-heteroscedastic", "zoo/projectile-missing-physics")  # fmt: skip
+"""Problems on which the paper's recipe is run with ``--with-paper``: three of each half, vectors and series."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,12 @@ class Preset:
         grid_seeds: Seeds of `sensitivity`.
         grid_test: Test pairs of `sensitivity`, with one draw for each.
         recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
+        zoo: Problems of `zoo`.
+        zoo_sizes: Its numbers of pairs.
+        zoo_sets: Its calibration sets.
+        zoo_simulations: Simulations of its base posteriors, and of NNPE and J-NPE.
+        zoo_methods: Methods that are fitted on it.
+        zoo_evaluation: What is measured on it.
     """
 
     tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
@@ -71,6 +95,12 @@ class Preset:
     grid_seeds: tuple[int, ...] = (33, 43, 53)
     grid_test: int = 3000
     recipe: Options = ()
+    zoo: tuple[str, ...] = zoo.names()
+    zoo_sizes: tuple[int, ...] = (10, 30, 100, 300)
+    zoo_sets: int = 3
+    zoo_simulations: int = 20_000
+    zoo_methods: tuple[str, ...] = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe", "fmcpe", "reference")
+    zoo_evaluation: Evaluation = _ZOO
 
     def simulations_of(self, method: str) -> int:
         """Simulations behind a method."""
@@ -79,6 +109,7 @@ class Preset:
 
 PRESETS = {
     "paper": Preset(),
+    "full": Preset(),
     "quick": Preset(
         tasks=("gaussian", "pendulum"),
         stage_tasks=("gaussian", "pendulum"),
@@ -94,6 +125,10 @@ PRESETS = {
         extra=_QUICKEST,
         sbc=_QUICK,
         grid_test=300,
+        zoo=ZOO_QUICK,
+        zoo_sets=2,
+        zoo_simulations=10_000,
+        zoo_methods=("npe", "dpe", "mf-npe", "rope", "nnpe", "fmcpe", "reference"),
     ),
     "smoke": Preset(
         stage_tasks=("gaussian", "pendulum"),
@@ -119,6 +154,12 @@ PRESETS = {
         grid_epochs=2,
         grid_seeds=(33, 43),
         grid_test=30,
+        zoo=("zoo/linear-gain-offset", "zoo/projectile-none"),
+        zoo_sizes=(10, 20),
+        zoo_sets=1,
+        zoo_simulations=300,
+        zoo_methods=("npe", "dpe", "mf-npe", "fmcpe", "reference"),
+        zoo_evaluation=replace(_ZOO, test=30, draws=20, reference=1, reference_draws=60),
         recipe=options(epochs=2, steps=3, hidden=16, blocks=1, embedding_dim=8, num_statistics=100, folds=2),
     ),
 }

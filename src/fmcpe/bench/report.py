@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fmcpe.bench import figures, frontier, paper, tables
+from fmcpe.bench import figures, frontier, paper, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.page import badge, download, escape, figure_block, opening, page, repeat, table_block
@@ -102,8 +102,9 @@ def _before_after(results: Results) -> Iterator[tuple[str, Figure | Table | None
     size = max(results.sizes("main"), default=0)
     for task in results.tasks("main"):
         yield (
-            f"{titled(task)}, {size} pairs: before and after.",
-            figures.corners(results, task, size, ("npe", "fmcpe-paper", "fmcpe", "reference")),
+            f"{titled(task)}, {size} pairs: before (npe) and after (fmcpe-paper); with the domain-randomised base posterior, "
+            "before (npe-randomised) and after (fmcpe).",
+            figures.corners(results, task, size, ("npe", "fmcpe-paper", "npe-randomised", "fmcpe", "reference")),
         )
 
 
@@ -137,6 +138,27 @@ def _sensitivity(results: Results) -> Iterator[tuple[str, Figure | Table | None]
         yield "", tables.sensitivity_table(results, task)
 
 
+def _zoo(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
+    found = zoo.scores(results)
+    if not found:
+        return
+    yield (
+        "Performance profiles: the share of problems on which a method is within a factor τ of the best.",
+        zoo.profiles(found),
+    )
+    for half in (None, "development", "reporting"):
+        if any(half in (None, score.half) for score in found):
+            yield "", zoo.ratio_table(found, results, half)
+    yield (
+        "Coverage: a dot per problem; the band holds 95 % of dots if all intervals are right.",
+        zoo.coverage_plot(found),
+    )
+    yield "Accuracy against the time of a fit.", zoo.cost_plot(found)
+    for by in zoo.BREAKDOWNS:
+        yield "", zoo.breakdown_table(found, by, results)
+    yield "", zoo.worst_table(found, results)
+
+
 def _frontier(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     yield (
         "Energy score and coverage of every method.",
@@ -163,6 +185,7 @@ SECTIONS = (
     Section("prior", "Wrong priors", "Appendix, Prior Misspecification", "prior", _prior),
     Section("timing", "Training and inference times", "Appendix, three tables", "timing", _timing),
     Section("sensitivity", "Hyper-parameters", "Appendix, two tables and figures", "sensitivity", _sensitivity),
+    Section("zoo", "Beyond the paper: the misspecification zoo", "not in the paper", "zoo", _zoo),
     Section("frontier", "Beyond the paper: accuracy of the default recipe", "not in the paper", "frontier", _frontier),
     Section("speed", "Beyond the paper: speed of the default recipe", "not in the paper", "speed", _speed),
 )

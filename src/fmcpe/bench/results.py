@@ -116,7 +116,7 @@ class Results:
         """Methods, in the order of tables."""
         rows = self.done(experiment) if done else self.planned(experiment)
         there = {row.unit.method for row in rows if task in (None, row.unit.task_label)}
-        return [method for method in METHODS if method in there]
+        return [*(method for method in METHODS if method in there), *sorted(there - set(METHODS))]
 
     def asked(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
         """Units over calibration sets, done or not. A method without pairs answers for every size."""

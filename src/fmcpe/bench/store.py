@@ -274,12 +274,14 @@ class Store:
 
     def _to_wal(self) -> None:
         """Write-ahead logging. SQLite answers "locked" at once, whatever the timeout, while another run switches to it."""
-        for _ in range(600):
-            with suppress(sqlite3.OperationalError):
+        for attempt in range(600):
+            try:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or attempt == 599:
+                    raise
             time.sleep(0.1)
-        self._db.execute("PRAGMA journal_mode = WAL")
 
     def _beat(self) -> None:
         while not self._stop.wait(LEASE / 10):

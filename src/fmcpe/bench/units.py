@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from fmcpe.tasks import find
+from fmcpe.tasks import find, zoo
 
 Options = tuple[tuple[str, Any], ...]
 """Keyword arguments as sorted pairs, so that they can be compared and hashed."""
@@ -24,7 +24,7 @@ SIMULATION_TRAINED = ("nnpe", "j-npe")
 WITHOUT_BASE = ("reference", "dpe", *SIMULATION_TRAINED)
 """Methods that ask no base posterior."""
 
-RANDOMISABLE = ("pendulum", "wind-tunnel", "light-tunnel", "wind-tunnel-prior")
+RANDOMISABLE = ("pendulum", "wind-tunnel", "light-tunnel", "wind-tunnel-prior", *zoo.names(zoo.SERIES + zoo.IMAGES))
 """Tasks whose base posterior `train_npe` trains with domain randomisation by default: those with an embedding network."""
 
 

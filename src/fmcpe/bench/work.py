@@ -115,9 +115,14 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
 
     task, evaluation = task_of(unit, data), unit.evaluation
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
+    metrics |= {"severity": task.severity, "strength": task.strength} if hasattr(task, "severity") else {}
     if unit.method == "reference":
         if task.real_side == "measured":
             return metrics | {"unknown": "measured data have no reference posterior"}, {}
+        try:
+            task.reference_posterior(task.test_set(1, 0)[1][0])
+        except NotImplementedError as error:
+            return metrics | {"unknown": str(error)}, {}
         draw = reference_draws(task)
     else:
         if base_file is None and unit.base is not None:
@@ -170,13 +175,16 @@ def _timed_fit(unit: Unit, task: Any, base: Any) -> tuple[Any, float, float, dic
 
 def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
     """Times alone: the fit and its parts, one draw for each of many observations, many draws for one."""
+    import torch
+
     from fmcpe.bench.fitting import fitted
 
     # what a process does once, imports among it, is not what is timed
     fitted(replace(unit, pairs=min(unit.pairs, 10), simulations=300, epochs=1, recipe=_short(unit)), task, base)
     posterior, fit_seconds, fit_cpu_seconds, parts = _timed_fit(unit, task, base)
     number = unit.evaluation.timed
-    y = task.test_set(number, 0)[1]
+    y = task.test_set(min(number, task.test_limit or number), 0)[1]
+    y = y[torch.arange(number) % len(y)]  # of fewer measured observations, some are asked about again
 
     def seconds(sample_shape: tuple[int, ...], x: Any) -> float:
         return _seconds_of(lambda: posterior.sample_batched(sample_shape, x=x, seed=0, show_progress_bars=False))

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-PRESET_NAMES = ("smoke", "quick", "paper")
+PRESET_NAMES = ("smoke", "quick", "paper", "full")
 HELP = "Run the paper's experiments, and report them."
 
 
@@ -58,7 +58,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METHOD",
-        help="a method to fit, of those that the experiment compares; repeat it (default: all)",
+        help="a method to fit, of those that the experiment compares, or, on zoo, one of your own, package.module:Name; "
+        "repeat it (default: all)",
     )
     parser.add_argument(
         "--data",
@@ -67,6 +68,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         metavar="TASK=FOLDER",
         help="measured data of wind-tunnel or light-tunnel in place of the stand-in; repeat it",
     )
+    parser.add_argument("--with-paper", action="store_true", help="zoo: run the paper's recipe too, on six problems")
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
     parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
@@ -80,23 +82,28 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from fmcpe import tasks
     from fmcpe.bench.plan import EXPERIMENTS, ONE_AT_A_TIME, OWN_TASKS, plan
     from fmcpe.bench.progress import Progress
     from fmcpe.bench.run import run as work_through
     from fmcpe.tasks.chambers import fingerprint
 
     folders = _folders(options.data)
-    data = {task: fingerprint(folder, task) for task, folder in folders.items()}
+    data = {}
+    for task, folder in folders.items():
+        tasks.get(task, data=folder)  # wrong files are refused before anything runs
+        data[task] = fingerprint(folder, task)
     names = [options.experiment]
     if options.experiment == "all":
-        names = [name for name in EXPERIMENTS if not options.task or name not in OWN_TASKS]
+        names = [name for name in EXPERIMENTS if name != "zoo" and (not options.task or name not in OWN_TASKS)]
     # times are taken with nothing else running, so those experiments come apart and last
     groups = [[n for n in names if n not in ONE_AT_A_TIME], [n for n in names if n in ONE_AT_A_TIME]]
     units: dict[str, str] = {}
     done = 0
     for group in filter(None, groups):
         plans = {
-            (name, options.preset): plan(name, options.preset, options.task, options.method, data) for name in group
+            (name, options.preset): plan(name, options.preset, options.task, options.method, data, options.with_paper)
+            for name in group
         }
         jobs = options.jobs if options.jobs is not None else (1 if group[0] in ONE_AT_A_TIME else None)
         outcome = work_through(
@@ -133,6 +140,8 @@ def _folders(words: list[str]) -> dict[str, str]:
                 f"Expected --data TASK=FOLDER with TASK {' or '.join(WITH_DATA)}, got {word!r}. "
                 "Try --data wind-tunnel=chambers."
             )
+        if task in found:
+            raise ValueError(f"Expected one folder for {task}, got two. Give --data {task}=FOLDER once.")
         found[task] = str(Path(folder).resolve())
     return found
 
@@ -151,6 +160,7 @@ def _typed(options: argparse.Namespace) -> str:
     ]
     words += [word for task in options.task for word in ("--task", task)]
     words += [word for method in options.method for word in ("--method", method)]
+    words += ["--with-paper"] if options.with_paper else []
     words += [word for each in options.data for word in ("--data", f"{each.partition('=')[0]}=FOLDER")]
     words += [] if options.jobs is None else ["--jobs", str(options.jobs)]
     words += [] if options.dask is None else ["--dask", "ADDRESS"]

@@ -79,6 +79,11 @@ class Task(ABC):
         return words[self.real_side]
 
     @property
+    def test_limit(self) -> int | None:
+        """How many test pairs there are, where they were measured; None where there is no limit."""
+        return None
+
+    @property
     def simulation_prior(self) -> Distribution:
         """The prior that simulations are drawn from: the true one, unless the task is about its being wrong."""
         return self.prior

@@ -68,6 +68,11 @@ class Measurements:
         return self.theta[rows], self.read(rows)
 
     @property
+    def test_limit(self) -> int:
+        """How many test pairs there are."""
+        return math.ceil(_TEST_SHARE * len(self.theta))
+
+    @property
     def source_name(self) -> str:
         # Not the whole path: a set must not depend on where the folder lies.
         return Path(self.source).stem
@@ -83,17 +88,16 @@ class Measurements:
         total = len(self.theta)
         with seeded(derive(0, self.source_name, "split")):
             order = torch.randperm(total)
-        num_test = math.ceil(_TEST_SHARE * total)
         if stream == "test":
-            return order[:num_test]
-        rest = order[num_test:]
+            return order[: self.test_limit]
+        rest = order[self.test_limit :]
         pools = max(1, len(rest) // _POOL)
         size = len(rest) // pools
         return rest[(seed % pools) * size :][:size]
 
 
 def fingerprint(data: str | PathLike[str], task: str) -> str:
-    """A short hash of a task's measured data: the table's content, and names and sizes of the images that it lists.
+    """A short hash of a task's measured data: the content of the table and of the images that it lists.
 
     Args:
         data: As for `read_impulses` and `read_images`.
@@ -102,8 +106,8 @@ def fingerprint(data: str | PathLike[str], task: str) -> str:
     images = task == "light-tunnel"
     path = _csv_of(Path(data), IMAGES if images else IMPULSES, in_own_folder=images)
     found = hashlib.sha256(path.read_bytes())
-    for image in sorted((path.parent / f"images_{IMAGE_SIZE}").iterdir()) if images else []:
-        found.update(f"{image.name} {image.stat().st_size}\n".encode())
+    for name in sorted(set(_columns(path, ("image_file",))["image_file"])) if images else []:
+        found.update(name.encode() + (path.parent / f"images_{IMAGE_SIZE}" / name).read_bytes())
     return found.hexdigest()[:12]
 
 

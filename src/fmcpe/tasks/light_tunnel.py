@@ -52,6 +52,11 @@ class LightTunnel(Task):
         if data is not None:
             self._measured, self.real_side = read_images(data), "measured"
 
+    @property
+    def test_limit(self) -> int | None:
+        """How many test pairs were measured; None for the stand-in."""
+        return None if self._measured is None else self._measured.test_limit
+
     def embedding_net(self) -> nn.Module:
         """Two strided 2-d convolutions, the first of patches: (B, 64, 64, 3) to (B, 16).
 

@@ -51,6 +51,11 @@ class WindTunnel(Task):
         if data is not None:
             self._measured, self.real_side = read_impulses(data), "measured"
 
+    @property
+    def test_limit(self) -> int | None:
+        """How many test pairs were measured; None for the stand-in."""
+        return None if self._measured is None else self._measured.test_limit
+
     def embedding_net(self) -> nn.Module:
         """Two strided convolutions over the series: (B, 50) to (B, 16)."""
         return nn.Sequential(

@@ -8,6 +8,7 @@ Half of the families are for development: settings of methods may be chosen on t
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,14 @@ _CLASSES = {
 }  # fmt: skip
 
 
-def names(half: str | None = None) -> tuple[str, ...]:
-    """Names of all problems, or of the families of one half, ``"development"`` or ``"reporting"``."""
-    chosen = {None: PROBLEMS, "development": DEVELOPMENT, "reporting": REPORTING}[half]
-    return tuple(f"zoo/{family}-{kind}" for family in chosen for kind in PROBLEMS[family])
+SERIES = ("oscillator", "sir", "transit", "fitzhugh-nagumo", "ornstein-uhlenbeck", "projectile", "circuit")
+IMAGES = ("beam", "sources")
+"""Families whose data need an embedding network; the data of all others are vectors."""
+
+
+def names(families: Iterable[str] = PROBLEMS) -> tuple[str, ...]:
+    """Names of all problems, or of those of some families, such as `DEVELOPMENT` or `REPORTING`."""
+    return tuple(f"zoo/{family}-{kind}" for family in families for kind in PROBLEMS[family])
 
 
 def split(name: str) -> tuple[str, str]:
