@@ -95,7 +95,8 @@ class Claim:
         found = {name: [a for a in check(results, variant) if a is not None] for name, check in parts.items()}
         answers = [answer for part in found.values() for answer in part]
         lacking = " and ".join(name for name, part in found.items() if not part)
-        tasks = ", ".join(titled(task) for task in results.tasks(self.experiment, done=True))
+        names = (titled(task).split(" ")[0] for task in results.tasks(self.experiment, done=True))
+        tasks = ", ".join(dict.fromkeys(names))
         return Verdict(sum(answers), len(answers), results.so_far(self.experiment), lacking, tasks)
 
 
