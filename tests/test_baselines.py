@@ -295,7 +295,7 @@ def test_jnpe_refuses_pairs_without_rows_on_one_side(pairs):
 
 def test_every_method_of_the_benchmarks_has_its_name():
     ablations = ["fmcpe", "fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only", "fmcpe-paper"]
-    assert list(METHODS) == ["npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ablations]
+    assert list(METHODS) == ["npe", "npe-randomised", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ablations]
     task = tasks.get("offset")
     base = fmcpe.train_npe(task.simulator, task.prior, 500, max_num_epochs=1, **QUIET)
     theta = task.prior.sample((400,))

@@ -178,7 +178,9 @@ def test_every_table_states_both_budgets_and_the_base_posteriors(tmp_path):
                 assert ("Paper: " in item.note) == (section.where != "not in the paper"), item.name
                 assert "Base posterior: " in item.note, item.name
     note = metric_table(results, "main", "energy").note
-    assert "Ours: 10, 50, 200 and 1000 pairs, 3 sets, 300 test pairs with 60 draws each, 200 epochs of the paper's" in note
+    assert (
+        "Ours: 10, 50, 200 and 1000 pairs, 3 sets, 300 test pairs with 60 draws each, 200 epochs of the paper's" in note
+    )
     assert "recipe, 50000 simulations for the base posterior." in note
     assert (
         "Paper: 10, 50, 200 and 1000 pairs, 5 calibration sets, 2000 test pairs; epochs not stated; 50000 simulations."
