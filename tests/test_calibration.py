@@ -269,3 +269,12 @@ def test_plots_are_figures_with_the_right_panels() -> None:
     with pytest.raises(ValueError, match=r"expected one set of names.+type"):
         plots.rank_histograms({"a": results["a"], "b": sbc_of_draws(good, theta, names=("u", "v"))})
     assert matplotlib.pyplot.get_fignums() == [] and settings == dict(matplotlib.rcParams)
+
+
+def test_a_posterior_sharper_than_the_grid_is_a_point_in_a_corner_plot():
+    from fmcpe.diagnostics import plots
+
+    generator = torch.Generator().manual_seed(0)
+    wide, sharp = torch.rand(500, 2, generator=generator), 0.5 + 1e-6 * torch.randn(500, 2, generator=generator)
+    figure = plots.corner({"wide": wide.numpy(), "sharp": sharp.numpy()}, None, ["a", "b"])
+    assert any(len(line.get_xdata()) == 1 for axes in figure.axes for line in axes.lines)

@@ -262,6 +262,9 @@ def _density_line(axes: Axes, draws: np.ndarray, limits: tuple[float, float], co
     if kde is not None:
         x = np.linspace(*limits, 200)
         density = kde(x)
+        if not density.max() > 0:  # sharper than the grid: a spike
+            axes.axvline(float(draws.mean()), color=color, ls=dash, lw=1.6)
+            return
         axes.plot(x, density / density.max(), color=color, ls=dash, lw=1.6)
         axes.fill_between(x, density / density.max(), color=color, alpha=0.12, lw=0)
 
@@ -274,8 +277,12 @@ def _density_contours(axes: Axes, draws: np.ndarray, box: Any, levels: Sequence[
     x, y = np.meshgrid(np.linspace(left, right, 60), np.linspace(bottom, top, 60))
     density = kde(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
     ordered = np.sort(density.ravel())[::-1]
-    mass = np.cumsum(ordered) / ordered.sum()
-    heights = sorted({float(ordered[np.searchsorted(mass, level)]) for level in levels})
+    if ordered[0] > 0:
+        mass = np.cumsum(ordered) / ordered.sum()
+        heights = sorted({float(ordered[np.searchsorted(mass, level)]) for level in levels})
+    if not ordered[0] > 0 or heights[0] >= ordered[0]:  # sharper than the grid: a point
+        axes.plot(*draws.mean(axis=0), ".", color=color, ms=5)
+        return
     axes.contourf(x, y, density, [heights[0], density.max()], colors=[color], alpha=0.12)
     axes.contour(x, y, density, heights, colors=[color], linestyles=[dash], linewidths=1.4)
 
