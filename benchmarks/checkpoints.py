@@ -26,9 +26,11 @@ SETTINGS = {
     "last epoch, per network, cosine": {"schedule": "cosine"},
     "best sum, per network, cosine": {"schedule": "cosine", "checkpoint": "best"},
     "last epoch, jointly, cosine": {"schedule": "cosine", "clip_jointly": True},
+    "best sum, jointly, cosine": {"schedule": "cosine", "clip_jointly": True, "checkpoint": "best"},
     "first line, convolutional head": {"x_head": "embedding"},
     "first line, 400 epochs": {"epochs": 400},
     "first line, blocks of 128": {"hidden": 128},
+    "best sum, blocks of 128": {"hidden": 128, "checkpoint": "best"},
 }
 BASES: dict = {}
 
