@@ -11,11 +11,11 @@ from fmcpe.bench import zoo
 from fmcpe.bench.fitting import build, fitted
 from fmcpe.bench.keep import keep
 from fmcpe.bench.plan import plan
-from fmcpe.bench.presets import PRESETS, ZOO_PAPER, ZOO_QUICK, ZOO_SEEDS
+from fmcpe.bench.presets import PRESETS, ZOO_PAPER, ZOO_QUICK
 from fmcpe.bench.results import Results
 from fmcpe.bench.units import Unit, options
 from fmcpe.cli import main
-from fmcpe.tasks.zoo import DEVELOPMENT, REPORTING, names, split
+from fmcpe.tasks.zoo import DEVELOPMENT, REPORTING, SEEDS, names, split
 
 
 class Shrinking:
@@ -37,12 +37,12 @@ class Shrinking:
 def test_the_plan_covers_both_halves_with_seeds_fixed_in_advance():
     assert len(ZOO_QUICK) == 18 and set(ZOO_PAPER) <= set(ZOO_QUICK) <= set(names())
     halves = [split(name)[0] in DEVELOPMENT for name in ZOO_QUICK]
-    assert sum(halves) == 9 and ZOO_SEEDS["development"] != ZOO_SEEDS["reporting"]
+    assert sum(halves) == 9 and SEEDS["development"] != SEEDS["reporting"]
     units = [unit for unit in plan("zoo", "quick") if unit.kind == "fit"]
     assert {unit.pairs for unit in units} == {0, 10, 30, 100, 300} and {unit.set for unit in units} == {0, 1}
     assert "j-npe" not in {unit.method for unit in units}
     seeds = {(split(unit.task)[0] in REPORTING, dict(unit.options)["seed"]) for unit in units}
-    assert seeds == {(True, ZOO_SEEDS["reporting"]), (False, ZOO_SEEDS["development"])}
+    assert seeds == {(True, SEEDS["reporting"]), (False, SEEDS["development"])}
     assert {unit.task for unit in plan("zoo", "full")} == set(names())
     assert {unit.set for unit in plan("zoo", "full")} == {0, 1, 2}
     with_paper = {unit.task for unit in plan("zoo", "quick", with_paper=True) if unit.method == "fmcpe-paper"}
@@ -101,6 +101,7 @@ def test_the_report_and_the_files_beside_it(run, tmp_path):
     assert {"problem", "half", "severity", "energy", "crps", "coverage_80", "ratio"} <= set(scores[0])
     page = (tmp_path / "kept" / "report.html").read_text()
     assert "Performance profiles" in page and "misspecification zoo" in page
+    assert page.count('id="picture-linear-gain-offset"') == 1 and 'href="#picture-linear-gain-offset"' in page
 
 
 def test_zoo_is_not_part_of_all(tmp_path, monkeypatch):

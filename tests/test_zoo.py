@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fmcpe.architecture import describe, describe_prior
 from fmcpe.spaces import ParameterSpace
 from fmcpe.tasks import zoo
 from fmcpe.tasks.base import BLOCK
+from fmcpe.tasks.zoo.gallery import as_png, file_name
 from fmcpe.tasks.zoo.kinds import KINDS, Lag
 from fmcpe.tasks.zoo.reference import is_known
 from fmcpe.tasks.zoo.severity import RANGES, SEVERITIES, SIMULATIONS, QuickPosterior, strength_for
@@ -263,3 +265,18 @@ def test_severity_is_what_a_trained_base_posterior_shows(name):
 
 def test_lag_of_a_long_constant_is_that_constant():
     assert torch.allclose(Lag.signal(None, torch.full((2, 30), 3.0), 4.0), torch.full((2, 30), 3.0))
+
+
+def test_the_gallery_has_a_picture_of_every_problem():
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "zoo.md").read_text()
+    for name in zoo.names():
+        assert (docs / "zoo" / file_name(name)).is_file() and f"(zoo/{file_name(name)})" in text, name
+    assert len(list((docs / "zoo").glob("*.png"))) == len(zoo.names())
+
+
+@pytest.mark.parametrize("name", ["zoo/enzyme-channels", "zoo/projectile-lag", "zoo/beam-saturation"])
+def test_a_problem_can_be_drawn(name):
+    problem = tasks.get(name, seed=0)
+    assert as_png(problem).startswith(b"\x89PNG")
+    assert len(problem.plot().axes) >= 3

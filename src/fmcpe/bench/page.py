@@ -51,6 +51,8 @@ table.claims .badge { display: inline-block; white-space: normal }
 figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: var(--quiet); font-size: 13.5px }
 figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
 @media (max-width: 800px) { figure.narrow { width: 100% } }
+.gallery { display: flex; flex-wrap: wrap; gap: .6rem 1rem } figure.small { margin: 0; width: 312px }
+figure.small:target { outline: 2px solid var(--link) }
 details { margin: .5rem 0; border: 1px solid var(--line); border-radius: .3rem; padding: .4rem .8rem }
 summary { cursor: pointer; font-weight: 600; font-size: 14.5px }
 .missing, .warning { background: #fdf3dc; padding: .5rem .9rem }
@@ -110,6 +112,16 @@ def figure_block(figure: Figure, caption: str) -> str:
         f'<figure{shape}><img alt="{escape(caption)}" width="{width}" src="{source}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def gallery_block(pictures: Sequence[tuple[str, str, bytes]], note: str) -> str:
+    """Small pictures side by side, each with an anchor and a caption."""
+    figures = "".join(
+        f'<figure class=small id="{escape(anchor)}"><img alt="{escape(caption)}" '
+        f'src="data:image/png;base64,{base64.b64encode(content).decode()}"><figcaption>{escape(caption)}</figcaption></figure>'
+        for anchor, caption, content in pictures
+    )
+    return f'<h3>Pictures</h3><p class="note">{escape(note)}</p><div class="gallery">{figures}</div>' if figures else ""
 
 
 def opening(results: Results) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from fmcpe.bench.presets import PRESETS, ZOO_PAPER, ZOO_SEEDS, Preset
+from fmcpe.bench.presets import PRESETS, ZOO_PAPER, Preset
 from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, Unit, options
 from fmcpe.tasks import find, zoo
 
@@ -183,9 +183,8 @@ def _zoo(p: Preset) -> Iterable[Unit]:
         own_simulations=p.zoo_simulations,
     )  # fmt: skip
     for name in p.zoo:
-        half = "development" if zoo.split(name)[0] in zoo.DEVELOPMENT else "reporting"
         methods = [method for method in p.zoo_methods if method != "fmcpe-paper" or name in ZOO_PAPER]
-        for unit in _grid(p, (name,), methods, options(seed=ZOO_SEEDS[half])):
+        for unit in _grid(p, (name,), methods, options(seed=zoo.SEEDS[zoo.half_of(name)])):
             # a reference posterior takes a second for each observation: its floor is that of the first forty
             few = replace(unit.evaluation, test=min(40, unit.evaluation.test))
             yield replace(unit, evaluation=few) if unit.method == "reference" else unit

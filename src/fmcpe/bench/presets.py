@@ -13,9 +13,6 @@ _QUICKEST = replace(_QUICK, draws=20, reference=0)
 _SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)
 _ZOO = Evaluation(test=500, draws=60, reference=2, reference_draws=500, joint=False)
 
-ZOO_SEEDS = {"development": 0, "reporting": 100}
-"""Seeds of the problems' constants, fixed before any method was run."""
-
 ZOO_QUICK = (
     "zoo/linear-none", "zoo/linear-gain-offset", "zoo/oscillator-missing-physics", "zoo/sir-nuisance", "zoo/g-and-k-outliers",
     "zoo/heat-channels", "zoo/transit-correlated-noise", "zoo/enzyme-calibration-shift", "zoo/beam-gain-offset",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fmcpe.bench import figures, frontier, paper, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
-from fmcpe.bench.page import badge, download, escape, figure_block, opening, page, repeat, table_block
+from fmcpe.bench.page import badge, download, escape, figure_block, gallery_block, opening, page, repeat, table_block
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table
@@ -35,6 +35,11 @@ NOTES = {
     "sensitivity": "Paper's space: " + paper.SPACE + ". " + paper.SCALE,
     "timing": "The paper trained on a GPU (RTX 3060), we on one CPU thread: compare ratios within a column, not columns.",
 }
+
+PICTURES = (
+    "Simulations (blue) and one real observation (orange, dashed) at a low, a middling and a high first parameter. Of images, "
+    "a simulation (blue frame) is left of the real observation (orange frame)."
+)
 
 
 @dataclass(frozen=True)
@@ -270,6 +275,8 @@ def _section(results: Results, section: Section) -> str:
             parts.append(table_block(item, f"{section.key}-{item.name}") if item.rows else "")
         elif item is not None:
             parts.append(figure_block(item, caption))
+    if section.key == "zoo":
+        parts.append(gallery_block(zoo.pictures(results), PICTURES))
     name = f"{section.experiment}.csv"
     link = download(
         name, all_numbers(results, section.experiment), "every unit and every number of this experiment (CSV)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Table:
         header: Names of the columns.
         rows: Cells.
         note: How to read it, with the space that metrics are measured in.
+        links: Where a cell with this text leads to, in HTML.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def as_text(self) -> str:
         """For a terminal."""
@@ -66,7 +68,7 @@ class Table:
             cells = [row[0] if new else "", *row[1:]]
             body.append(
                 f"<tr{' class=new' if new else ''}>"
-                + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+                + "".join(f"<td>{self._html_cell(cell)}</td>" for cell in cells)
                 + "</tr>"
             )
             above = row[0]
@@ -74,6 +76,10 @@ class Table:
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
             f'<p class="note">{html.escape(self.note)}</p>'
         )
+
+    def _html_cell(self, cell: str) -> str:
+        text = html.escape(cell)
+        return f'<a href="{html.escape(self.links[cell])}">{text}</a>' if cell in self.links else text
 
 
 _LATEX = {

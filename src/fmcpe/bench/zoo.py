@@ -90,7 +90,7 @@ def scores(results: Results) -> list[Score]:
 def _score(problem: str, pairs: int, method: str, ratio: float, rows: Sequence[dict[str, Any]]) -> Score:
     family, kind = zoo.split(problem)
     return Score(
-        problem, family, kind, "development" if family in zoo.DEVELOPMENT else "reporting", str(rows[0].get("severity", "")),
+        problem, family, kind, zoo.half_of(problem), str(rows[0].get("severity", "")),
         pairs, method, _mean(rows, "energy"), ratio, _columns([row["crps"] for row in rows]),
         _columns([row["coverage"]["0.8"] for row in rows]), _columns([row["coverage"]["0.9"] for row in rows]),
         _mean(rows, "c2st"), _mean(rows, "fit_seconds"), int(rows[0]["sbc"]["observations"]) * len(rows),
@@ -191,11 +191,35 @@ def worst_table(found: Sequence[Score], results: Results, number_of: int = 10) -
         for score in own:
             rows.append([
                 method, score.problem, score.severity, str(score.pairs), number(score.ratio), number(score.energy),
-                " ".join(number(value, 2) for value in score.coverage_80), f"docs/zoo/{score.problem.removeprefix('zoo/')}.png",
+                " ".join(number(value, 2) for value in score.coverage_80),
             ])  # fmt: skip
-    header = ["method", "problem", "severity", "pairs", "ratio", "energy score", "80 % coverage", "picture"]
-    note = so_far(results, "zoo") + f"The ten settings of each method with the largest ratio. {budgets(results, 'zoo')}"
-    return Table("worst", "Where each method is furthest from the best", header, rows, note)
+    header = ["method", "problem", "severity", "pairs", "ratio", "energy score", "80 % coverage"]
+    note = so_far(results, "zoo") + (
+        "The ten settings of each method with the largest ratio. A problem's name leads to its picture. "
+        + budgets(results, "zoo")
+    )
+    links = {row[1]: f"#{picture_anchor(row[1])}" for row in rows}
+    return Table("worst", "Where each method is furthest from the best", header, rows, note, links)
+
+
+def picture_anchor(problem: str) -> str:
+    """The anchor of a problem's picture in the report."""
+    return "picture-" + problem.removeprefix("zoo/")
+
+
+def pictures(results: Results) -> list[tuple[str, str, bytes]]:
+    """Pictures of the problems that were run: anchor, caption and PNG."""
+    from threadpoolctl import threadpool_limits
+
+    from fmcpe.tasks.zoo.gallery import as_png
+
+    names = sorted({score.problem for score in scores(results)})
+    with threadpool_limits(1):
+        problems = [zoo.get(name, zoo.SEEDS[zoo.half_of(name)]) for name in names]
+        return [
+            (picture_anchor(problem.name), f"{problem.name}, {problem.severity}", as_png(problem))
+            for problem in problems
+        ]
 
 
 def profiles(found: Sequence[Score]) -> Figure | None:

@@ -17,9 +17,10 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
+from fmcpe.networks import SERIES_FROM
 from fmcpe.tasks.base import Task
 
-_BLUE, _ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, as everywhere in the library
+BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, as everywhere in the library
 _PANELS = 3
 _IMAGES = 6
 _SIMULATIONS = 12
@@ -51,22 +52,25 @@ def _real_label(task: Task) -> str:
 def _vectors(task: Task, seed: int) -> Figure:
     """Three θ: many simulations and one real observation each."""
     priors_differ = int(task.simulation_prior is not task.prior)  # one panel more
-    theta, y = _spread(*task.test_set(9, seed))
+    theta, y = spread(*task.test_set(9, seed))
     times: Tensor | None = getattr(task, "times", None)
-    places = torch.arange(1, y.shape[1] + 1) if times is None else times
+    channels = y.shape[1] if y.ndim == 3 else 1
+    y, length = y.flatten(1), y.shape[-1]
+    places = torch.arange(1, length + 1) if times is None else times
     columns = _PANELS + priors_differ
     figure = Figure(figsize=(0.8 + 2.6 * columns, 3.3), layout="constrained")
     grid = figure.subplots(1, columns, squeeze=False)[0]
     for axes, row, real in zip(grid[priors_differ:], theta, y, strict=True):
-        simulations = task.simulator(row.expand(_SIMULATIONS, -1))
-        marker = "o" if times is None else ""
-        axes.plot(places, simulations.T, color=_BLUE, lw=0.7, alpha=0.35)
-        axes.plot(places, real, color=_ORANGE, lw=1.6, ls="--", marker=marker, ms=3)
+        simulations = task.simulator(row.expand(_SIMULATIONS, -1)).flatten(1)
+        marker = "o" if times is None and length < SERIES_FROM else ""
+        for part in (slice(c * length, (c + 1) * length) for c in range(channels)):
+            axes.plot(places, simulations[:, part].T, color=BLUE, lw=0.7, alpha=0.35)
+            axes.plot(places, real[part], color=ORANGE, lw=1.6, ls="--", marker=marker, ms=3)
         axes.set_title(_values(task, row), fontsize=9)
         axes.set_xlabel("number" if times is None else "time (s)")
         _tidy(axes)
     grid[priors_differ].set_ylabel(task.data_label)
-    lines = [Line2D([], [], color=_BLUE, lw=1.2), Line2D([], [], color=_ORANGE, lw=1.6, ls="--")]
+    lines = [Line2D([], [], color=BLUE, lw=1.2), Line2D([], [], color=ORANGE, lw=1.6, ls="--")]
     names = [f"{_SIMULATIONS} simulations", _real_label(task)]
     figure.legend(lines, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     if priors_differ:
@@ -78,8 +82,8 @@ def _priors(axes: Axes, task: Task) -> None:
     simulated = task.simulation_prior.sample(torch.Size((20_000,)))[:, 0].numpy()
     real = task.prior.sample(torch.Size((20_000,)))[:, 0].numpy()
     bins = np.linspace(min(simulated.min(), real.min()), max(simulated.max(), real.max()), 46).tolist()
-    axes.hist(simulated, bins, density=True, color=_BLUE, alpha=0.35, label="simulations'")
-    axes.hist(real, bins, density=True, histtype="step", color=_ORANGE, lw=1.6, ls="--", label="true")
+    axes.hist(simulated, bins, density=True, color=BLUE, alpha=0.35, label="simulations'")
+    axes.hist(real, bins, density=True, histtype="step", color=ORANGE, lw=1.6, ls="--", label="true")
     axes.set_title("priors", fontsize=9)
     axes.set(xlabel=task.theta_names[0], ylabel="density")
     axes.set_ylim(0, 1.4 * axes.get_ylim()[1])
@@ -92,8 +96,8 @@ def _scatter(task: Task, seed: int) -> Figure:
     theta, y = task.test_set(_SCATTER, seed)
     figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(theta[:, 0], task.simulator(theta)[:, 0], s=10, color=_BLUE, alpha=0.6, lw=0, label="simulated")
-    axes.scatter(theta[:, 0], y[:, 0], s=12, color=_ORANGE, marker="x", lw=0.9, label=_real_label(task))
+    axes.scatter(theta[:, 0], task.simulator(theta)[:, 0], s=10, color=BLUE, alpha=0.6, lw=0, label="simulated")
+    axes.scatter(theta[:, 0], y[:, 0], s=12, color=ORANGE, marker="x", lw=0.9, label=_real_label(task))
     axes.set(xlabel=task.theta_names[0], ylabel=task.data_label)
     axes.legend(frameon=False, fontsize=8)
     _tidy(axes)
@@ -107,7 +111,7 @@ def _images(task: Task, seed: int) -> Figure:
     grid = figure.subplots(2, _IMAGES, squeeze=False)
     for column, (row, pair) in enumerate(zip(theta, zip(task.simulator(theta), y, strict=True), strict=True)):
         for axes, image in zip(grid[:, column], pair, strict=True):
-            axes.imshow(image.clamp(0, 1).numpy())
+            axes.imshow(image_of(image), cmap="gray")
             axes.set(xticks=[], yticks=[])
         grid[0, column].set_title(_values(task, row), fontsize=8)
     grid[0, 0].set_ylabel("simulated")
@@ -115,7 +119,12 @@ def _images(task: Task, seed: int) -> Figure:
     return figure
 
 
-def _spread(theta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def image_of(image: Tensor) -> np.ndarray:
+    """What `imshow` takes: (height, width, 3) as it is, (1, height, width) without its channel."""
+    return image[0].numpy() if image.shape[0] == 1 else image.clamp(0, 1).numpy()
+
+
+def spread(theta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs whose first parameter is low, middling and high."""
     order = theta[:, 0].argsort()
     rows = order[torch.linspace(1, len(order) - 2, _PANELS).round().long()]

@@ -24,6 +24,9 @@ REPORTING = (
 )  # fmt: skip
 """Families for reports only."""
 
+SEEDS = {"development": 0, "reporting": 100}
+"""Seeds of the problems' constants in the benchmark, fixed before any method was run."""
+
 PROBLEMS: dict[str, tuple[str, ...]] = {
     "linear": ("none", "gain-offset", "noise-scale", "correlated-noise", "channels", "prior-shift"),
     "oscillator": ("none", "missing-physics", "lag", "clock-drift"),
@@ -72,6 +75,11 @@ def split(name: str) -> tuple[str, str]:
         f"Expected a problem of the zoo, got {name!r}. Try {', '.join(close[:5] or names()[:5])}; fmcpe.tasks.zoo.names() "
         "lists all."
     )
+
+
+def half_of(name: str) -> str:
+    """``"development"`` or ``"reporting"``."""
+    return "development" if split(name)[0] in DEVELOPMENT else "reporting"
 
 
 def family_of(name: str) -> type[Family]:

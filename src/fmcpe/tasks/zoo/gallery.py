@@ -1,0 +1,95 @@
+"""A small picture of each problem: simulations and one real observation at three θ.
+
+``python -m fmcpe.tasks.zoo.gallery docs/zoo`` writes the pictures of the documentation.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fmcpe._random import derive, seeded
+from fmcpe.tasks import zoo
+from fmcpe.tasks.plots import BLUE, ORANGE, image_of, spread
+from fmcpe.tasks.zoo.problem import Problem
+
+_SIMULATIONS = 8
+_WIDTH, _HEIGHT, _DPI = 3.9, 1.35, 80
+
+
+def picture(problem: Problem) -> Figure:
+    """Simulations (blue) and a real observation (orange, dashed) at a low, a middling and a high first parameter.
+
+    Of images, a simulation (blue frame) is left of the real observation (orange frame).
+    """
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    with seeded(derive(problem.seed, problem.name, "gallery")):
+        theta, y = spread(*problem.test_set(9, 0))
+        if len(problem.x_shape) == 3:
+            grid = figure.subplots(1, 2 * len(theta))
+            for i, (row, real) in enumerate(zip(theta, y, strict=True)):
+                _image(grid[2 * i], problem.simulator(row[None])[0], BLUE)
+                _image(grid[2 * i + 1], real, ORANGE)
+        else:
+            for axes, row, real in zip(figure.subplots(1, len(theta)), theta, y, strict=True):
+                _series(axes, problem.simulator(row.expand(_SIMULATIONS, -1)), real)
+    return figure
+
+
+def _series(axes: Axes, simulations: Tensor, real: Tensor) -> None:
+    """Channels one after the other."""
+    channels = real.shape[0] if real.ndim == 2 else 1
+    length = real.numel() // channels
+    for c in range(channels):
+        places = torch.arange(length) + 1.1 * c * length
+        axes.plot(
+            places, simulations.reshape(len(simulations), channels, length)[:, c].T, color=BLUE, lw=0.6, alpha=0.4
+        )
+        axes.plot(places, real.reshape(channels, length)[c], color=ORANGE, lw=1.2, ls="--")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _image(axes: Axes, image: Tensor, color: str) -> None:
+    axes.imshow(image_of(image), cmap="gray")
+    axes.set(xticks=[], yticks=[])
+    for spine in axes.spines.values():
+        spine.set(color=color, linewidth=1.5)
+
+
+def as_png(problem: Problem) -> bytes:
+    """The picture as a PNG of 64 colours."""
+    from PIL import Image
+
+    buffer, small = io.BytesIO(), io.BytesIO()
+    picture(problem).savefig(buffer, format="png", dpi=_DPI)
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small.getvalue()
+
+
+def file_name(name: str) -> str:
+    """File of a problem's picture: ``"sir-lag.png"`` for ``"zoo/sir-lag"``."""
+    return name.removeprefix("zoo/") + ".png"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the picture of each problem to a folder, with the constants of the benchmark."""
+    if len(arguments) != 1:
+        sys.stderr.write("Expected one folder. Type: python -m fmcpe.tasks.zoo.gallery docs/zoo\n")
+        return 2
+    folder = Path(arguments[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in zoo.names():
+        (folder / file_name(name)).write_bytes(as_png(zoo.get(name, zoo.SEEDS[zoo.half_of(name)])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
