@@ -69,4 +69,4 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/harm.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels fmcpe-zoo
