@@ -124,12 +124,17 @@ def gallery_block(pictures: Sequence[tuple[str, str, bytes]], note: str) -> str:
     return f'<h3>Pictures</h3><p class="note">{escape(note)}</p><div class="gallery">{figures}</div>' if figures else ""
 
 
+def title_of(results: Results) -> str:
+    """What the page is about."""
+    return "fmcpe: the misspecification zoo" if set(results.presets) == {"zoo"} else "The paper's experiments, run with fmcpe"
+
+
 def opening(results: Results) -> str:
     """What this is, and what to know before reading on."""
     states = [row.status for row in results.rows.values()]
     missing = [name for name in EXPERIMENTS if name not in results.presets]
     parts = [
-        "<h1>The paper's experiments, run with fmcpe</h1>",
+        f"<h1>{escape(title_of(results))}</h1>",
         f'<p class="where">{states.count("done")} units done, {states.count("failed")} failed, '
         f"{len(states) - states.count('done') - states.count('failed')} open. Written {time.strftime('%Y-%m-%d %H:%M')}.</p>",
     ]
@@ -147,7 +152,7 @@ def opening(results: Results) -> str:
     if results.measured():
         named = ", ".join(f"{task} ({data})" for task, data in results.measured())
         parts.append(f'<p class="where">Measured data, by task and fingerprint: {escape(named)}.</p>')
-    if missing:
+    if missing and set(results.presets) != {"zoo"}:
         parts.append(f'<p class="missing">Not run: {escape(", ".join(missing))}.</p>')
     return "".join(parts)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fmcpe.bench import figures, frontier, paper, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
-from fmcpe.bench.page import badge, download, escape, figure_block, gallery_block, opening, page, repeat, table_block
+from fmcpe.bench.page import badge, download, escape, figure_block, gallery_block, opening, page, repeat, table_block, title_of
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table
@@ -35,6 +35,9 @@ NOTES = {
     "sensitivity": "Paper's space: " + paper.SPACE + ". " + paper.SCALE,
     "timing": "The paper trained on a GPU (RTX 3060), we on one CPU thread: compare ratios within a column, not columns.",
 }
+
+BEYOND = ("zoo", "frontier", "speed")
+"""Sections that the paper does not have."""
 
 PICTURES = (
     "Simulations (blue) and one real observation (orange, dashed) at a low, a middling and a high first parameter. Of images, "
@@ -207,9 +210,17 @@ def write_report(directory: str | Path, preset: str | None = None) -> Path:
 
 def whole_page(results: Results) -> str:
     """The page as text."""
-    links = [(section.key, section.title) for section in SECTIONS] + [("repeat", "To repeat it")]
-    body = [opening(results), _summary(results), *(_section(results, section) for section in SECTIONS), repeat(results)]
-    return page("fmcpe bench: the paper's experiments", links, "".join(body))
+    shown = [section for section in SECTIONS if results.presets.get(section.experiment)]
+    missing = [section for section in SECTIONS if section not in shown]
+    links = [(section.key, section.title) for section in shown] + [("repeat", "To repeat it")]
+    of_paper = [section for section in shown if section.key not in BEYOND]
+    body = [opening(results), _summary(results) if of_paper or not shown else ""]
+    body += [_section(results, section) for section in shown]
+    if missing:
+        rest = "".join(_section(results, section) for section in missing)
+        folded = "" if shown else " open"
+        body.append(f"<details{folded}><summary>Not run: {len(missing)} sections</summary>{rest}</details>")
+    return page(title_of(results), links, "".join([*body, repeat(results)]))
 
 
 def _summary(results: Results) -> str:
