@@ -280,3 +280,13 @@ def test_a_problem_can_be_drawn(name):
     problem = tasks.get(name, seed=0)
     assert as_png(problem).startswith(b"\x89PNG")
     assert len(problem.plot().axes) >= 3
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.names() if "gain-offset" in name or "calibration-shift" in name])
+def test_a_sensor_still_shows_the_signal(name):
+    """A gain of zero would leave nothing to infer."""
+    problem = tasks.get(name, seed=zoo.SEEDS[zoo.half_of(name)])
+    with seeded(0):
+        response = problem.family.response(problem.prior.sample((200,)).float(), torch.zeros(200, 1))
+    for strength in (problem.strength, 1.0, problem.kind.largest):
+        assert float(problem.kind.signal(response, strength).std(0).max()) > 0.04 * float(response.std(0).max())
