@@ -126,7 +126,11 @@ def gallery_block(pictures: Sequence[tuple[str, str, bytes]], note: str) -> str:
 
 def title_of(results: Results) -> str:
     """What the page is about."""
-    return "fmcpe: the misspecification zoo" if set(results.presets) == {"zoo"} else "The paper's experiments, run with fmcpe"
+    return (
+        "fmcpe: the misspecification zoo"
+        if set(results.presets) == {"zoo"}
+        else "The paper's experiments, run with fmcpe"
+    )
 
 
 def opening(results: Results) -> str:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 from fmcpe.bench import figures, frontier, paper, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
-from fmcpe.bench.page import badge, download, escape, figure_block, gallery_block, opening, page, repeat, table_block, title_of
+from fmcpe.bench.page import (
+    badge,
+    download,
+    escape,
+    figure_block,
+    gallery_block,
+    opening,
+    page,
+    repeat,
+    table_block,
+    title_of,
+)
 from fmcpe.bench.results import Results
 from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table

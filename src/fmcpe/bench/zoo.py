@@ -280,6 +280,10 @@ def cost_plot(found: Sequence[Score]) -> Figure | None:
             method, (max(float(seconds), 1e-2), float(ratio)), textcoords="offset points", xytext=(6, 3), fontsize=8
         )
     axes.set(xscale="log", yscale="log", xlabel="seconds of a fit, median", ylabel="ratio to the best, geometric mean")
+    for which in ("major", "minor"):
+        axes.tick_params(axis="y", which=which, labelsize=8)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     _tidy(axes)
     return figure
 
