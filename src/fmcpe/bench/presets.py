@@ -24,7 +24,7 @@ ZOO_QUICK = (
 
 ZOO_PAPER = ("zoo/linear-gain-offset", "zoo/heat-channels", "zoo/enzyme-calibration-shift", "zoo/oscillator-missing-physics",
              "zoo/pharmacokinetics-heteroscedastic", "zoo/projectile-missing-physics")  # fmt: skip
-"""Problems on which the paper's recipe is run with ``--with-paper``: four of the development half, two of the reporting half."""
+"""Problems on which the paper's recipe is run with ``--with-paper``: four of the development half, two of the other."""
 
 
 @dataclass(frozen=True)

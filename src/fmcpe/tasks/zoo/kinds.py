@@ -98,9 +98,7 @@ class GainOffset(Kind):
         self.gain, self.offset = draw.sign() * draw.uniform(0.3, 0.6), draw.sign() * draw.uniform(0.3, 1.0) * scale
 
     def signal(self, x: Tensor, strength: float) -> Tensor:
-        return (
-            x * math.exp(strength * self.gain) + strength * self.offset
-        )  # never a gain of zero, which leaves nothing to infer
+        return x * math.exp(strength * self.gain) + strength * self.offset  # a gain of zero would hide θ
 
 
 class Lag(Kind):
