@@ -13,6 +13,7 @@ from fmcpe.bench.keep import keep
 from fmcpe.bench.plan import plan
 from fmcpe.bench.presets import PRESETS, ZOO_PAPER, ZOO_QUICK
 from fmcpe.bench.results import Results
+from fmcpe.bench.store import Store
 from fmcpe.bench.units import Unit, options
 from fmcpe.cli import main
 from fmcpe.tasks.zoo import DEVELOPMENT, REPORTING, SEEDS, names, split
@@ -114,3 +115,15 @@ def test_zoo_is_not_part_of_all(tmp_path, monkeypatch):
 
 def test_made_up_results_have_what_units_have():
     assert {"crps", "severity"} <= set(made_up(plan("zoo", "smoke")[-1]).metrics)
+
+
+def test_a_method_that_is_asked_for_later_joins_the_others(tmp_path):
+    first, later = plan("zoo", "smoke"), plan("zoo", "smoke", methods=["j-npe"])
+    assert "j-npe" not in {unit.method for unit in first} and {"", "j-npe"} >= {unit.method for unit in later}
+    with Store(tmp_path, "") as store:
+        store.add("zoo", "smoke", first, grow=True)
+        store.add("zoo", "smoke", later, grow=True)
+        store.add("zoo", "smoke", first, grow=True)
+        planned = store.plans()["zoo", "smoke"]
+    assert len(planned) == len(set(planned)) == len({unit.id for unit in (*first, *later)})
+    assert planned[: len(first)] == [unit.id for unit in first]

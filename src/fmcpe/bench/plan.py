@@ -30,6 +30,9 @@ METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES
 WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "reference")
 """Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
 
+GROWING = ("zoo",)
+"""Experiments whose plan in a directory grows by what is asked for later, a method of somebody's own, say."""
+
 BEYOND_THE_PAPER = ("frontier", "speed", "zoo")
 """Experiments that compare with the default recipe, and not with the paper."""
 
@@ -84,7 +87,8 @@ def plan(
     if own and experiment != "zoo":
         raise ValueError(f"Expected methods of {experiment}, got {', '.join(own)}. Methods of your own run on zoo.")
     paper = ("fmcpe-paper",) if with_paper or "fmcpe-paper" in wanted else ()
-    budget = replace(budget, zoo_methods=(*budget.zoo_methods, *paper, *own))
+    others = tuple(name for name in wanted if name in BASELINES and name not in budget.zoo_methods)
+    budget = replace(budget, zoo_methods=(*budget.zoo_methods, *others, *paper, *own))
     made = (_with_base(unit, experiment, data or {}) for unit in EXPERIMENTS[experiment](budget))
     fits = list(dict.fromkeys(made))
     unknown = set(wanted) - {unit.method for unit in fits}

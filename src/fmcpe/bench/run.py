@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fmcpe.bench.plan import GROWING
 from fmcpe.bench.pools import DaskPool, LocalPool, Pool
 from fmcpe.bench.progress import Progress
 from fmcpe.bench.store import Result, Store
@@ -84,7 +85,7 @@ def run(
     units.sort(key=lambda unit: unit.kind != "base")
     with Store(directory, command) as store:
         for (experiment, preset), plan in plans.items():
-            store.add(experiment, preset, plan)
+            store.add(experiment, preset, plan, grow=experiment in GROWING)
         if retry_failed:
             store.retry_failed(unit.id for unit in units)
         pool: Pool = DaskPool(dask) if dask else LocalPool((os.cpu_count() or 1) if jobs is None else jobs)

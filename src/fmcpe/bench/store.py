@@ -122,18 +122,24 @@ class Store:
 
     # ------------------------------------------------------------------ writing
 
-    def add(self, experiment: str, preset: str, units: Sequence[Unit]) -> None:
-        """Write down a plan. Units that are already known keep their results."""
+    def add(self, experiment: str, preset: str, units: Sequence[Unit], grow: bool = False) -> None:
+        """Write down a plan, in place of the one there is or after it. Units that are already known keep their results."""
         with self._transaction():
             for unit in units:
                 self._db.execute(
                     "INSERT OR IGNORE INTO units (id, unit, label, seed) VALUES (?, ?, ?, ?)",
                     (unit.id, unit.to_json(), unit.label, unit.seed),
                 )
-            self._db.execute("DELETE FROM plans WHERE experiment = ? AND preset = ?", (experiment, preset))
+            where = "WHERE experiment = ? AND preset = ?"
+            known = self._db.execute(
+                f"SELECT unit FROM plans {where} ORDER BY position", (experiment, preset)
+            ).fetchall()
+            planned = [row["unit"] for row in known] if grow else []
+            planned = list(dict.fromkeys([*planned, *(unit.id for unit in units)]))
+            self._db.execute(f"DELETE FROM plans {where}", (experiment, preset))
             self._db.executemany(
                 "INSERT INTO plans VALUES (?, ?, ?, ?)",
-                [(experiment, preset, i, unit.id) for i, unit in enumerate(units)],
+                [(experiment, preset, i, identifier) for i, identifier in enumerate(planned)],
             )
 
     def claim(self, identifiers: Iterable[str]) -> str | None:
