@@ -139,7 +139,7 @@ def test_kinds_do_what_their_names_say():
 
     assert torch.allclose(kind("clock-drift").signal(ramp, 0.25), 0.75 * ramp, atol=1e-4)
     sensor = kind("gain-offset")
-    assert torch.allclose(sensor.signal(ramp, 2.0), (1 + 2 * sensor.gain) * ramp + 2 * sensor.offset)
+    assert torch.allclose(sensor.signal(ramp, 2.0), math.exp(2 * sensor.gain) * ramp + 2 * sensor.offset)
     with seeded(0):
         zero = torch.zeros(20_000, 30)
         for name, expected in (("noise-scale", 3.0), ("correlated-noise", math.sqrt(1 + 2.0**2))):
@@ -213,7 +213,7 @@ def test_the_reference_of_a_linear_problem_is_the_conjugate_one():
         task = tasks.get(name, seed=3)
         y, p = task.test_set(1, seed=0)[1][0], len(task.theta_names)
         family, kind, s = task.family, task.kind, task.strength
-        gain, offset = (1 + s * kind.gain, s * kind.offset) if name.endswith("offset") else (1.0, 0.0)
+        gain, offset = (math.exp(s * kind.gain), s * kind.offset) if name.endswith("offset") else (1.0, 0.0)
         B, c = (gain * family.matrix).double(), (gain * family.offset + offset).double()
         R = family.noise**2 * torch.eye(len(c)).double()
         if name.endswith("noise"):
