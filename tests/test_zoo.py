@@ -16,6 +16,7 @@ from fmcpe.architecture import describe, describe_prior
 from fmcpe.spaces import ParameterSpace
 from fmcpe.tasks import zoo
 from fmcpe.tasks.base import BLOCK
+from fmcpe.tasks.zoo.family import Constants
 from fmcpe.tasks.zoo.gallery import as_png, file_name
 from fmcpe.tasks.zoo.kinds import KINDS, Lag
 from fmcpe.tasks.zoo.reference import is_known
@@ -83,7 +84,7 @@ def test_every_problem_keeps_the_contract_of_tasks(name):
 def test_a_name_is_a_distribution_of_problems():
     shapes = {tasks.get("zoo/linear-none", seed=seed).x_shape for seed in range(6)}
     sizes = {len(tasks.get("zoo/linear-none", seed=seed).theta_names) for seed in range(6)}
-    severities = {tasks.get("zoo/linear-noise-scale", seed=seed).severity for seed in range(12)}
+    severities = {tasks.get("zoo/enzyme-missing-physics", seed=seed).severity for seed in range(12)}
     assert len(shapes) > 2 and len(sizes) > 2 and severities == set(SEVERITIES)
 
 
@@ -152,8 +153,10 @@ def test_kinds_do_what_their_names_say():
         assert float(loud) == pytest.approx(2.0, rel=0.05)
         hit = (kind("outliers").data(zero, 0.4) != 0).double().mean()
         assert float(hit) == pytest.approx(0.2, abs=0.01)
-    clipped = kind("saturation").data(torch.linspace(-50, 50, 1000)[None], 0.5)
-    assert len(clipped.unique()) < 500 and clipped.max() < 50
+    recorder = kind("saturation")
+    top, levels = recorder.high - 0.5 * (recorder.high - recorder.low), 2 * recorder.LEVELS
+    clipped = recorder.data(torch.linspace(recorder.low, 2 * recorder.high, 5000)[None], 0.5)
+    assert len(clipped.unique()) == 1 + levels and float(clipped.max()) == pytest.approx(top, abs=1e-4)
     channels = tasks.get("zoo/linear-channels", seed=1).kind
     x = torch.randn(4, *channels.family.shape)
     seen = channels.signal(x, 1.0)
@@ -280,6 +283,31 @@ def test_a_problem_can_be_drawn(name):
     problem = tasks.get(name, seed=0)
     assert as_png(problem).startswith(b"\x89PNG")
     assert len(problem.plot().axes) >= 3
+
+
+def test_heavy_tails_are_heavy():
+    """Student-t with two degrees of freedom: its median size is 0.816 of its scale, and 1 in 24 draws is beyond 4.7 scales."""
+    problem = tasks.get("zoo/linear-none", seed=0)
+    kind = KINDS["heavy-tails"](Constants(0, "test"), problem.family, 1.0)
+    with seeded(0):
+        sizes = kind.noise(torch.zeros(20_000, 2), 0.5).abs() / problem.family.noise
+    assert float(sizes.median()) == pytest.approx(0.816, rel=0.03)
+    assert float((sizes > 4.7).float().mean()) == pytest.approx(1 / 24, rel=0.1)
+
+
+def test_a_recorder_keeps_at_least_sixteen_levels():
+    for name in (name for name in zoo.names() if name.endswith("saturation")):
+        problem = tasks.get(name, seed=zoo.SEEDS[zoo.half_of(name)])
+        y = problem.test_set(300, seed=0)[1]
+        clean = problem.observe_at(problem.test_set(300, seed=0)[0], 0.0)
+        assert len(y.unique()) >= 16, name
+        assert float(y.max()) < float(clean.max())
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, None, True])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises((TypeError, ValueError), match=r"whole number|seed"):
+        tasks.get("zoo/linear-none", seed=seed)
 
 
 @pytest.mark.parametrize("name", [name for name in zoo.names() if "gain-offset" in name or "calibration-shift" in name])

@@ -64,14 +64,23 @@ def own_method(path: str, base: Any, task: Task) -> Any:
 
     These are ``posterior``, ``simulator``, ``prior`` and ``embedding_net``.
     """
-    module, _, name = path.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"Expected package.module:Name that can be imported, got {path!r} ({error}).") from error
+    factory = own_factory(path)
     known = {"posterior": base, "simulator": task.simulator, "prior": task.prior, "embedding_net": task.embedding_net()}
     taken = inspect.signature(factory).parameters
     return _OwnMethod(factory(**{name: value for name, value in known.items() if name in taken}))
+
+
+def own_factory(path: str) -> Callable[..., Any]:
+    """What ``package.module:Name`` names."""
+    module, _, name = path.partition(":")
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"Expected package.module:Name that can be imported, got {path!r} ({error}). Check the spelling, and that the "
+            "module is installed or in PYTHONPATH."
+        ) from error
+    return factory
 
 
 class _OwnMethod:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from fmcpe.bench.fitting import own_factory
 from fmcpe.bench.presets import PRESETS, ZOO_PAPER, Preset
 from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, Unit, options
 from fmcpe.tasks import find, zoo
@@ -86,6 +87,8 @@ def plan(
     own = tuple(name for name in wanted if ":" in name)
     if own and experiment != "zoo":
         raise ValueError(f"Expected methods of {experiment}, got {', '.join(own)}. Methods of your own run on zoo.")
+    for name in own:
+        own_factory(name)  # one that cannot be imported is refused before anything is run
     paper = ("fmcpe-paper",) if with_paper or "fmcpe-paper" in wanted else ()
     others = tuple(name for name in wanted if name in BASELINES and name not in budget.zoo_methods)
     budget = replace(budget, zoo_methods=(*budget.zoo_methods, *others, *paper, *own))

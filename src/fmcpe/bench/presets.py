@@ -16,7 +16,7 @@ _ZOO = Evaluation(test=500, draws=60, reference=2, reference_draws=500, joint=Fa
 ZOO_QUICK = (
     "zoo/linear-none", "zoo/linear-gain-offset", "zoo/oscillator-missing-physics", "zoo/sir-nuisance", "zoo/g-and-k-outliers",
     "zoo/heat-channels", "zoo/transit-correlated-noise", "zoo/enzyme-calibration-shift", "zoo/beam-gain-offset",
-    "zoo/pharmacokinetics-heteroscedastic", "zoo/fitzhugh-nagumo-lag", "zoo/ornstein-uhlenbeck-clock-drift",
+    "zoo/pharmacokinetics-heteroscedastic", "zoo/fitzhugh-nagumo-lag", "zoo/ornstein-uhlenbeck-missing-physics",
     "zoo/projectile-none", "zoo/projectile-missing-physics", "zoo/kepler-heavy-tails", "zoo/kepler-prior-shift",
     "zoo/sources-saturation", "zoo/circuit-noise-scale",
 )  # fmt: skip

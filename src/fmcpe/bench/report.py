@@ -169,7 +169,8 @@ def _zoo(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
         if any(half in (None, score.half) for score in found):
             yield "", zoo.ratio_table(found, results, half)
     yield (
-        "Coverage: a dot per problem; the band holds 95 % of dots if all intervals are right.",
+        "Coverage: a dot per problem, for the parameter furthest from nominal; the band holds 95 % of single parameters if all "
+        "intervals are right.",
         zoo.coverage_plot(found),
     )
     yield "Accuracy against the time of a fit.", zoo.cost_plot(found)

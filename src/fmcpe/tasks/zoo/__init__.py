@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from functools import lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ PROBLEMS: dict[str, tuple[str, ...]] = {
     "enzyme": ("missing-physics", "noise-scale", "heteroscedastic", "channels", "calibration-shift"),
     "beam": ("missing-physics", "saturation", "gain-offset"),
     "pharmacokinetics": ("none", "missing-physics", "heteroscedastic", "prior-shift"),
-    "fitzhugh-nagumo": ("nuisance", "lag", "correlated-noise"),
-    "ornstein-uhlenbeck": ("missing-physics", "clock-drift", "calibration-shift"),
+    "fitzhugh-nagumo": ("nuisance", "lag", "correlated-noise", "clock-drift"),
+    "ornstein-uhlenbeck": ("missing-physics", "gain-offset", "calibration-shift"),
     "projectile": ("none", "missing-physics", "lag", "outliers"),
     "kepler": ("nuisance", "heavy-tails", "prior-shift"),
     "sources": ("missing-physics", "gain-offset", "saturation"),
@@ -89,9 +90,16 @@ def family_of(name: str) -> type[Family]:
     return found
 
 
-@lru_cache(maxsize=128)
 def get(name: str, seed: int = 0) -> Problem:
     """The problem of that name, with constants and severity drawn from `seed`."""
+    split(name)  # an unknown one is refused first
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"Expected a whole number as seed, got {seed!r}. Try fmcpe.tasks.get({name!r}, seed=0).")
+    return _problem(name, int(seed))
+
+
+@lru_cache(maxsize=128)
+def _problem(name: str, seed: int) -> Problem:
     from fmcpe.tasks.zoo.kinds import KINDS
     from fmcpe.tasks.zoo.problem import Problem
 

@@ -73,7 +73,7 @@ class Kind:
 class MissingPhysics(Kind):
     """An effect that the simulator leaves out, always of the same strength."""
 
-    name, largest = "missing-physics", 10.0
+    name, largest = "missing-physics", 3.0
 
     def extra(self, rows: int, strength: float) -> Tensor:
         return torch.full((rows, 1), strength)
@@ -82,7 +82,7 @@ class MissingPhysics(Kind):
 class Nuisance(Kind):
     """The same effect, of a strength that is random in every observation, uniform from 0."""
 
-    name, largest = "nuisance", 20.0
+    name, largest = "nuisance", 6.0
 
     def extra(self, rows: int, strength: float) -> Tensor:
         return strength * torch.rand(rows, 1)
@@ -91,7 +91,7 @@ class Nuisance(Kind):
 class GainOffset(Kind):
     """A sensor with another gain and offset."""
 
-    name, largest = "gain-offset", 5.0
+    name, largest = "gain-offset", 2.5
 
     def __init__(self, draw: Constants, family: Family, scale: float) -> None:
         super().__init__(draw, family, scale)
@@ -119,7 +119,7 @@ class Lag(Kind):
 class ClockDrift(Kind):
     """A clock that runs slow: the signal is read at stretched times, by linear interpolation."""
 
-    name, largest = "clock-drift", 0.9
+    name, largest = "clock-drift", 0.3
 
     def signal(self, x: Tensor, strength: float) -> Tensor:
         length = x.shape[-1]
@@ -132,7 +132,7 @@ class ClockDrift(Kind):
 class NoiseScale(Kind):
     """More noise than the simulator has."""
 
-    name, largest = "noise-scale", 20.0
+    name, largest = "noise-scale", 5.0
 
     def noise(self, x: Tensor, strength: float) -> Tensor:
         return (1 + strength) * super().noise(x, strength)
@@ -144,7 +144,7 @@ class NoiseScale(Kind):
 class HeavyTails(Kind):
     """Student-t noise with two degrees of freedom, mixed in with a growing scale."""
 
-    name, largest = "heavy-tails", 10.0
+    name, largest = "heavy-tails", 5.0
     DEGREES: ClassVar[float] = 2.0
 
     def noise(self, x: Tensor, strength: float) -> Tensor:
@@ -164,7 +164,7 @@ class HeavyTails(Kind):
 class Heteroscedastic(Kind):
     """Noise that grows with the signal."""
 
-    name, largest = "heteroscedastic", 20.0
+    name, largest = "heteroscedastic", 5.0
 
     def noise(self, x: Tensor, strength: float) -> Tensor:
         return self._factor(x, strength) * super().noise(x, strength)
@@ -180,7 +180,7 @@ class Heteroscedastic(Kind):
 class CorrelatedNoise(Kind):
     """An autoregressive part of the noise along the last axis, of a growing size."""
 
-    name, largest = "correlated-noise", 20.0
+    name, largest = "correlated-noise", 5.0
     KEPT: ClassVar[float] = 0.9
 
     def noise(self, x: Tensor, strength: float) -> Tensor:
@@ -209,9 +209,10 @@ class Outliers(Kind):
 
 
 class Saturation(Kind):
-    """A recorder that clips high values and stores few levels."""
+    """A recorder that clips high values and stores few levels, never fewer than sixteen."""
 
-    name, largest, has_density = "saturation", 1.0, False
+    name, largest, has_density = "saturation", 0.9, False
+    LEVELS: ClassVar[int] = 16
 
     def __init__(self, draw: Constants, family: Family, scale: float) -> None:
         super().__init__(draw, family, scale)
@@ -222,8 +223,8 @@ class Saturation(Kind):
         if strength == 0:
             return x
         top = self.high - strength * (self.high - self.low)
-        quantum = 0.5 * strength * self.scale
-        return (x.clamp_max(top) / quantum).round() * quantum
+        quantum = strength * (top - self.low) / self.LEVELS
+        return ((x.clamp_max(top) - self.low) / quantum).round() * quantum + self.low
 
 
 class Channels(Kind):
@@ -261,7 +262,7 @@ class PriorShift(Kind):
 class CalibrationShift(Kind):
     """Pairs are measured in a part of the range, and the sensor's gain is off."""
 
-    name, largest = "calibration-shift", 5.0
+    name, largest = "calibration-shift", 2.5
 
     def __init__(self, draw: Constants, family: Family, scale: float) -> None:
         super().__init__(draw, family, scale)

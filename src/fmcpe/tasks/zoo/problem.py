@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -14,8 +16,9 @@ from fmcpe.tasks.zoo.family import Constants, Family
 from fmcpe.tasks.zoo.kinds import Kind
 from fmcpe.tasks.zoo.severity import SEVERITIES, SIMULATIONS, TESTS, QuickPosterior, strength_for
 
-_ATTEMPTS = 20
-"""Draws of the constants until the kind can do harm with them: a dead channel, say, may have told nothing."""
+_ATTEMPTS, _PERSISTENT = 20, 4
+"""Draws of the constants until the kind can do harm with them: a dead channel, say, may have told nothing. After so many, a
+milder severity than the one that was drawn is taken."""
 
 
 class Problem(Task):
@@ -36,6 +39,7 @@ class Problem(Task):
 
     def __init__(self, name: str, family: type[Family], kind: type[Kind], seed: int = 0) -> None:
         self.name, self.seed = name, seed  # type: ignore[misc]
+        wanted = Constants(seed, name, "severity").integer(0, len(SEVERITIES) - 1)
         for attempt in range(_ATTEMPTS):
             draw = Constants(seed, name, str(attempt))
             self.family = family(draw)
@@ -44,9 +48,8 @@ class Problem(Task):
                 theta = self.prior.sample(torch.Size((SIMULATIONS,))).float()
                 response = self.family.response(theta, torch.zeros(SIMULATIONS, 1))
                 self.kind = kind(draw, self.family, float(response.std()))
-                found = (
-                    ("none", 0.0) if kind.largest == 0 else self._severity(theta, draw.integer(0, len(SEVERITIES) - 1))
-                )
+                milder = attempt >= _PERSISTENT  # then a milder one will do
+                found = ("none", 0.0) if kind.largest == 0 else self._severity(theta, wanted, milder)
             if found is not None:
                 break
         else:
@@ -66,6 +69,11 @@ class Problem(Task):
         """A network that suits the shape of the data; none for vectors."""
         if len(self.x_shape) == 1 and self.x_shape[0] < SERIES_FROM:
             return None
+        if len(self.x_shape) == 2 and self.x_shape[1] < SERIES_FROM:  # too short for convolutions
+            numbers = math.prod(self.x_shape)
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(numbers, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 16)
+            )
         return embedding_for(self.x_shape, 16)
 
     def observe_at(self, theta: Tensor, strength: float) -> Tensor:
@@ -100,8 +108,8 @@ class Problem(Task):
             return super()._reference(y, side)
         return TemperedReference(self, y, side)
 
-    def _severity(self, theta: Tensor, drawn: int) -> tuple[str, float] | None:
-        """The severity that was drawn, or the next milder one that the kind can reach here, and the strength for it."""
+    def _severity(self, theta: Tensor, wanted: int, milder: bool) -> tuple[str, float] | None:
+        """The severity that is wanted, or else the next milder one that the kind can reach here, and the strength for it."""
         space, number = ParameterSpace(self.prior, theta), int(torch.randint(2**31, ()))
         shifts_prior = self.kind.simulation_prior(self.prior, 1.0) is not self.prior
         quick = None if shifts_prior else QuickPosterior(space.to_z_safely(theta), self._simulate(theta))
@@ -118,7 +126,7 @@ class Problem(Task):
                 y = self.observe_at(tests, strength)
                 return posterior.coverage(z, y) if bool(torch.isfinite(y).all()) else 1.0
 
-        for severity in list(SEVERITIES)[drawn::-1]:
+        for severity in list(SEVERITIES)[wanted::-1] if milder else [list(SEVERITIES)[wanted]]:
             strength = strength_for(SEVERITIES[severity], self.kind.largest, coverage)
             if strength is not None:
                 return severity, strength
