@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fmcpe._random import derive, seeded
 from fmcpe.tasks import zoo
-from fmcpe.tasks.plots import BLUE, ORANGE, image_of, spread
+from fmcpe.tasks.plots import BLUE, ORANGE, image_of, small_png, spread, write_pictures
 from fmcpe.tasks.zoo.problem import Problem
 
 _SIMULATIONS = 8
@@ -65,13 +64,7 @@ def _image(axes: Axes, image: Tensor, color: str) -> None:
 
 def as_png(problem: Problem) -> bytes:
     """The picture as a PNG of 64 colours."""
-    from PIL import Image
-
-    buffer, small = io.BytesIO(), io.BytesIO()
-    picture(problem).savefig(buffer, format="png", dpi=_DPI)
-    with Image.open(buffer) as image:
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
-    return small.getvalue()
+    return small_png(picture(problem), _DPI, 64)
 
 
 def file_name(name: str) -> str:
@@ -81,14 +74,12 @@ def file_name(name: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the picture of each problem to a folder, with the constants of the benchmark."""
-    if len(arguments) != 1:
-        sys.stderr.write("Expected one folder. Type: python -m fmcpe.tasks.zoo.gallery docs/zoo\n")
-        return 2
-    folder = Path(arguments[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in zoo.names():
-        (folder / file_name(name)).write_bytes(as_png(zoo.get(name, zoo.SEEDS[zoo.half_of(name)])))
-    return 0
+
+    def pictures() -> Iterator[tuple[str, bytes]]:
+        for name in zoo.names():
+            yield file_name(name), as_png(zoo.get(name, zoo.SEEDS[zoo.half_of(name)]))
+
+    return write_pictures(arguments, "python -m fmcpe.tasks.zoo.gallery docs/zoo", pictures)
 
 
 if __name__ == "__main__":
