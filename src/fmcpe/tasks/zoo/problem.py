@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -69,11 +67,6 @@ class Problem(Task):
         """A network that suits the shape of the data; none for vectors."""
         if len(self.x_shape) == 1 and self.x_shape[0] < SERIES_FROM:
             return None
-        if len(self.x_shape) == 2 and self.x_shape[1] < SERIES_FROM:  # too short for convolutions
-            numbers = math.prod(self.x_shape)
-            return nn.Sequential(
-                nn.Flatten(), nn.Linear(numbers, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 16)
-            )
         return embedding_for(self.x_shape, 16)
 
     def observe_at(self, theta: Tensor, strength: float) -> Tensor:
