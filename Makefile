@@ -43,6 +43,7 @@ results: $(VENV)/.installed ## Run every experiment with the quick preset into d
 results-tunnels: $(VENV)/.installed-dev ## The same for the stand-ins of both tunnels, accuracy and speed (several hours)
 	$(BIN)/fmcpe bench run main --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
 	$(BIN)/fmcpe bench run sbc --preset quick --task wind-tunnel --out fmcpe-tunnels
+	$(BIN)/fmcpe bench run frontier --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
 	$(BIN)/fmcpe bench run speed --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
 	$(BIN)/fmcpe bench report --preset quick --out fmcpe-tunnels --keep docs/results/tunnels
 
