@@ -47,18 +47,18 @@ def base_of(name: str):
             net = task.embedding_net()
         base = train_npe(
             task.simulator, task.prior, 50_000, net, seed=0, show_progress_bars=False,
-            roughen=False if net is not None else None,
+            domain_randomisation=False if net is not None else None,
         )  # fmt: skip
         path.parent.mkdir(exist_ok=True)
         baselines.NPE(base).fit().save(path)
-    return load(path).corrector.proposal.posterior
+    return load(path).shared.base.posterior
 
 
 def score(job: tuple[str, int, int, str]) -> tuple[float, float]:
     """Energy score and mean 90 % coverage of one fit."""
     import torch
 
-    from fmcpe import FMCPE, Recipe, tasks
+    from fmcpe import FMCPE, Paper, tasks
     from fmcpe.bench.measure import standard_space
     from fmcpe.diagnostics import central_coverage
     from fmcpe.metrics import energy_score
@@ -67,7 +67,7 @@ def score(job: tuple[str, int, int, str]) -> tuple[float, float]:
     name, size, number, setting = job
     task = tasks.get(name)
     BASES[name] = BASES.get(name) or base_of(name)
-    method = FMCPE(BASES[name], task.simulator, task.prior, recipe=Recipe.paper(**COMMON | SETTINGS[setting]))
+    method = FMCPE(BASES[name], task.simulator, task.prior, recipe=Paper(**COMMON | SETTINGS[setting]))
     posterior = method.fit(*task.calibration_set(size, number), seed=number, show_progress_bars=False)
     theta, y = task.test_set(500, 1)
     draws = posterior.sample_batched((60,), x=y, seed=0, show_progress_bars=False)

@@ -18,7 +18,7 @@ from sbi.inference import NPE
 
 import fmcpe
 from fmcpe import tasks
-from fmcpe.npe import FlowSize, build_estimator
+from fmcpe.base_posteriors.npe import FlowSize, build_estimator
 
 
 def score(estimator, theta, x):

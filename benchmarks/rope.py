@@ -13,7 +13,7 @@ import time
 import torch
 from torch.distributions import MultivariateNormal
 
-from fmcpe import as_proposal
+from fmcpe import as_base_posterior
 from fmcpe.baselines import RoPE
 
 
@@ -31,7 +31,7 @@ def main():
         prior = MultivariateNormal(torch.zeros(dim), torch.eye(dim))
         theta = prior.sample((100 + options.observations,))
         y = 1.2 * theta + 0.3 + 0.5 * torch.randn_like(theta)  # a gain and an offset that the simulator does not know
-        base = as_proposal(lambda x: 0.8 * x + 0.45 * torch.randn_like(x), prior)
+        base = as_base_posterior(lambda x: 0.8 * x + 0.45 * torch.randn_like(x), prior)
         for gamma, rho in ((0.05, 1.0), (0.01, 0.2), (0.002, 0.02), (0.02, float("inf"))):
             method = RoPE(
                 base, lambda t: t + 0.5 * torch.randn_like(t), gamma=gamma, rho=rho, num_simulations=options.pool
@@ -40,7 +40,7 @@ def main():
             started, cpu = time.perf_counter(), time.process_time()
             posterior.sample_batched((1,), x=y[100:], seed=0, show_progress_bars=False)
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            weights = posterior.corrector.prepare(y[100:])
+            weights = posterior.inner.plan(y[100:])
             entropy = -(weights * weights.clamp_min(1e-30).log()).sum(1)
             print(
                 f"{dim:>8} {gamma:>7g} {rho:>6g} {seconds:>8.1f} {cpu:>7.1f} {float(entropy.exp().mean()):>28.1f}",

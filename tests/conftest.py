@@ -1,25 +1,23 @@
 """Shared problems and posteriors, each made once per session."""
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 from sbi.utils import BoxUniform
 from torch import nn
 
 import fmcpe
-from fmcpe import FMCPE, Recipe, as_proposal, baselines
-from fmcpe._random import seeded
-from fmcpe.posterior import CorrectedPosterior
-from fmcpe.refine import refine
-from fmcpe.spaces import ParameterSpace
-from fmcpe.starts import Starts
-from fmcpe.training import Training
+from fmcpe import FMCPE, Paper, Stack, baselines, candidates
+from fmcpe.nn.training import Training
 
 # small networks on few cores: threads cost more than they give, and they make runs of the suite side by side crawl
 torch.set_num_threads(1)
 
 PRIOR = BoxUniform(torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0]))
-TINY = Recipe(
-    warm_start=False, epochs=4, validate_every=1, steps=6, hidden=16, blocks=2, embedding_dim=8, summaries=True
+TINY = Paper(
+    epochs=4, validate_every=1, steps=6, hidden=16, blocks=2, embedding_dim=8, summaries=True, solver="midpoint"
 )
 
 
@@ -60,9 +58,21 @@ def base_with_embedding():
 
 FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
-WARM = ("default", "moved with flows", "shifted with flows", "tuned with flows", "shared", "prior")
-"""The default recipe, and each chain that its evidence can keep."""
-KINDS = FLOWS + WARM + BASELINES
+CANDIDATES = {
+    "prior": candidates.Prior(),
+    "ridge_transport": candidates.RidgeTransport(),
+    "residual_shift": candidates.ResidualShift(),
+    "synthetic_likelihood": candidates.SyntheticLikelihood(),
+    "joint_flow": candidates.JointFlow(steps=20),
+    "fine_tuned": candidates.FineTuned(steps=20),
+}
+"""Each candidate that needs a fit of its own, at a small budget, as the only one of a stack."""
+SMALL = Stack(
+    [candidates.Uncorrected(), *CANDIDATES.values()],
+    folds=2,
+    repeats=1,
+)
+KINDS = (*FLOWS, "default", *CANDIDATES, *BASELINES)
 SHORT = Training(max_num_epochs=8)
 """For baselines that train on simulations: as long as `base` is trained."""
 
@@ -75,9 +85,12 @@ def posteriors(base, base_with_embedding, pairs):
     def method(kind):
         if kind in FLOWS:
             start = base_with_embedding if kind == "summary" else base
-            return FMCPE(start, simulate, recipe=TINY, stages="joint" if kind == "summary" else kind)
+            return FMCPE(start, simulate, recipe=replace(TINY, stages="joint" if kind == "summary" else kind))
+        if kind in CANDIDATES:
+            start = base_with_embedding if kind in ("residual_shift", "fine_tuned") else base
+            return FMCPE(start, simulate, recipe=replace(SMALL, candidates=(CANDIDATES[kind],)))
         return {
-            "default": lambda: FMCPE(base, simulate),
+            "default": lambda: FMCPE(base, simulate, recipe=SMALL),
             "npe": lambda: baselines.NPE(base),
             "dpe": lambda: baselines.DPE(PRIOR),
             "mf-npe": lambda: baselines.MFNPE(base),
@@ -87,28 +100,11 @@ def posteriors(base, base_with_embedding, pairs):
             "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 4000, training=SHORT),
         }[kind]()
 
-    def kept(kind):
-        """The default recipe's chain, whatever its evidence would have kept."""
-        start = base_with_embedding if kind.startswith(("shifted", "tuned", "shared")) else base
-        with seeded(0):
-            theta = PRIOR.sample((200,))
-            space, replay = ParameterSpace(PRIOR, theta), (theta, simulate(theta))
-            recipe = Recipe(epochs=20)
-            fit = Starts(as_proposal(start), *pairs, None, simulate, replay, space, recipe, show_progress_bars=False)
-            name = kind.removesuffix(" with flows")
-            if name == "shared":  # two regressions and shifted data
-                fit.gain_of_inversion()
-                fit._sizes = [fit._sizes[0], fit._sizes[0]._replace(degree=2)]
-            draws = None if name == "shared" else fit.left_out_draws(name)
-            refined = draws is not None and name != kind
-            chain = fit.final(name, refine(draws, fit.z, fit.features, fit.folds, recipe)[0] if refined else ())
-        return CorrectedPosterior(chain.eval(), recipe, kind.replace(" with", ","), {"seconds": [0.0]}, 30)
-
     def get(kind):
-        if kind not in made and kind in WARM[1:]:
-            made[kind] = kept(kind)
         if kind not in made:
-            made[kind] = method(kind).fit(*pairs, seed=0, show_progress_bars=False)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", fmcpe.FMCPEWarning)
+                made[kind] = method(kind).fit(*pairs, seed=0, show_progress_bars=False)
         return made[kind]
 
     return get

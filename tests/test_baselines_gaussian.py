@@ -10,10 +10,10 @@ import torch
 
 import fmcpe
 from fmcpe import baselines, tasks
+from fmcpe.base_posteriors.npe import FlowSize
 from fmcpe.baselines import SpikeAndSlab
-from fmcpe.npe import FlowSize
+from fmcpe.nn.training import Training
 from fmcpe.tasks.gaussian import Gaussian, _draw_matrices
-from fmcpe.training import Training
 
 QUIET = {"seed": 0, "show_progress_bars": False}
 TASK = tasks.get("gaussian")

@@ -11,6 +11,7 @@ import torch
 
 from fmcpe import tasks
 from fmcpe._random import seeded
+from fmcpe.base_posteriors.domain_randomisation import on_a_baseline
 from fmcpe.bench.clock import timed_parts
 from fmcpe.bench.fitting import build
 from fmcpe.bench.measure import measured, reference_draws
@@ -19,7 +20,7 @@ from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.units import RANDOMISABLE, Evaluation, Unit, options
 from fmcpe.bench.work import BASE_FILE, _timed_fit, load_base, perform
 from fmcpe.cli import main
-from fmcpe.roughen import on_a_baseline, roughness_of
+from fmcpe.nn.embeddings import level_aware_part
 
 ALL = [(experiment, preset) for experiment in EXPERIMENTS for preset in PRESETS]
 
@@ -172,13 +173,13 @@ def test_the_parts_of_a_fit_add_up_to_its_time(base):
 
 
 def test_the_clock_leaves_no_trace():
-    from fmcpe.corrector import Corrector
+    from fmcpe.candidates.joint_flow import JointFlowed
 
-    before = (Corrector.draw_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step"))
+    before = (JointFlowed.carry_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step"))
     with timed_parts() as clock:
-        assert Corrector.draw_x is not before[0]
+        assert JointFlowed.carry_x is not before[0]
         clock.timed("simulation", sum)([1, 2])
-    assert (Corrector.draw_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step")) == before
+    assert (JointFlowed.carry_x, torch.Tensor.backward, vars(torch.optim.AdamW).get("step")) == before
     assert clock.seconds["simulation"] > 0 and math.isclose(clock.seconds["gradient steps"], 0)
 
 
@@ -232,10 +233,10 @@ def test_which_base_posteriors_are_domain_randomised_by_default(name):
 def test_a_base_posterior_sees_the_simulations_that_its_unit_says(randomised):
     unit = Unit("base", "wind-tunnel", simulations=300, epochs=1, randomised=randomised)
     posterior = load_base(perform(unit).files[BASE_FILE])
-    assert (roughness_of(posterior.posterior_estimator) is not None) == randomised
+    assert (level_aware_part(posterior.posterior_estimator) is not None) == randomised
     fit = Unit("fit", "wind-tunnel", "j-npe", simulations=300, epochs=1, randomised=randomised)
     trained = build(fit, tasks.get("wind-tunnel"), None).fit(seed=0, show_progress_bars=False)
-    assert (roughness_of(trained.corrector.proposal.estimator) is not None) == randomised
+    assert (level_aware_part(trained.inner.base.estimator) is not None) == randomised
 
 
 @pytest.mark.parametrize(("first", "middle"), [(3.0, 3.0), (9.0, 4.0), (11.0, 11.0)])

@@ -1,7 +1,6 @@
 """The zoo's experiment: its plan, methods of somebody's own, and the report, from made-up numbers whose verdicts are known."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -94,9 +93,7 @@ def test_ratios_are_to_the_best_method(run):
 
 def test_the_ten_worst_are_problems_in_the_order_of_their_ratio(run):
     results = Results.read(run)
-    found = [
-        replace(score, ratio=1.0 + i) for i, score in enumerate(zoo.scores(results))
-    ]  # made-up ratios are all alike
+    found = zoo.scores(results)
     rows = zoo.worst_table(found, results).rows
     for method in {row[0] for row in rows}:
         own = [row for row in rows if row[0] == method]

@@ -144,7 +144,14 @@ def test_stand_ins_are_severe_for_a_trained_posterior(name, simulations):
     with seeded(0):
         net, x = task.embedding_net(), task.simulator(theta)
     base = train_npe(
-        task.simulator, task.prior, simulations, net, seed=0, max_num_epochs=8, roughen=False, show_progress_bars=False
+        task.simulator,
+        task.prior,
+        simulations,
+        net,
+        seed=0,
+        max_num_epochs=8,
+        domain_randomisation=False,
+        show_progress_bars=False,
     )
     posterior = baselines.NPE(base, task.prior).fit()
 

@@ -12,17 +12,24 @@ from conftest import PRIOR, TINY, observe, simulate
 from torch import nn
 
 import fmcpe
-from fmcpe import FMCPE, FMCPEWarning, Recipe, correction
-from fmcpe.correction import _losses, _Pairs
-from fmcpe.corrector import Corrector
-from fmcpe.flow import matching_loss
-from fmcpe.networks import DenseHead, EmbeddingHead
-from fmcpe.ode import Solver
+from fmcpe import FMCPE, FMCPEWarning, Paper
+from fmcpe.candidates import paper as paper_module
+from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.candidates.paper import _losses, _Pairs
+from fmcpe.flows.matching import matching_loss
+from fmcpe.flows.solvers import Solver
+from fmcpe.flows.velocity import DenseHead, EmbeddingHead
 
 
-def fit(base, pairs, *, simulator=simulate, stages="joint", recipe=TINY, seed=0, x=None, **options):
-    method = FMCPE(base, simulator, recipe=recipe, stages=stages, **options)
+def fit(base, pairs, *, simulator=simulate, recipe=TINY, seed=0, x=None, **changes):
+    method = FMCPE(base, simulator, recipe=replace(recipe, **changes))
     return method.fit(*pairs, x, seed=seed, show_progress_bars=False)
+
+
+def of(posterior, pairs):
+    """The pairs as the loss takes them."""
+    theta, y = pairs
+    return _Pairs(theta, posterior.space.to_z_safely(theta), y, None)
 
 
 def test_the_base_posterior_stays_frozen(base, pairs):
@@ -36,11 +43,11 @@ def test_the_base_posterior_stays_frozen(base, pairs):
 
 def test_each_term_trains_its_own_field_only(base, pairs):
     """Nothing flows back through x̃: the θ-term leaves u_X without a gradient, and the other way round."""
-    corrector = fit(base, pairs).corrector.train()
-    batch = _Pairs(*pairs, None)
+    posterior = fit(base, pairs)
+    corrector, batch = posterior.inner.train().requires_grad_(True), of(posterior, pairs)
     for name, other in (("x", "theta"), ("theta", "x")):
         corrector.zero_grad(set_to_none=True)
-        _losses(corrector, batch, simulate, {name})[name].backward()
+        _losses(corrector, batch, simulate, (name,))[name].backward()
         assert all(p.grad is not None for p in getattr(corrector, f"u_{name}").parameters())
         assert all(p.grad is None for p in getattr(corrector, f"u_{other}").parameters())
 
@@ -70,15 +77,17 @@ def test_paired_simulations_replace_the_simulator(base, pairs):
 
 
 def test_theta_only_needs_no_simulator(base, pairs):
-    assert fit(base, pairs, simulator=None, stages="theta-only").corrector.u_x is None
+    assert fit(base, pairs, simulator=None, stages="theta-only").inner.u_x is None
 
 
 def test_stages_have_the_flows_they_name(base, pairs):
     joint = fit(base, pairs, stages="joint")
-    assert set(joint.history) >= {"training_x", "validation_x", "training_theta", "validation_theta", "seconds"}
-    assert fit(base, pairs, stages="x-only").corrector.u_theta is None
+    assert set(joint.report.history) == {"training_x", "validation_x", "training_theta", "validation_theta"}
+    assert fit(base, pairs, stages="x-only").inner.u_theta is None
     sequential = fit(base, pairs, stages="sequential")
-    assert len(sequential.history["training_x"]) == len(sequential.history["training_theta"]) == TINY.epochs
+    assert (
+        len(sequential.report.history["training_x"]) == len(sequential.report.history["training_theta"]) == TINY.epochs
+    )
 
 
 def test_fits_repeat_and_leave_global_state_alone(base, pairs):
@@ -111,7 +120,7 @@ class Epochs:
     """Validation losses by script, and the weights of both networks at each validation."""
 
     def __init__(self, monkeypatch, script):
-        self.script, self.states, honest = script, [], correction._losses
+        self.script, self.states, honest = script, [], paper_module._losses
 
         def scripted(corrector, pairs, simulator, fields):
             if corrector.training:
@@ -120,15 +129,13 @@ class Epochs:
             self.states.append({name: copy.deepcopy(getattr(corrector, f"u_{name}").state_dict()) for name in fields})
             return {name: torch.tensor(self.script[name][epoch]) for name in fields}
 
-        monkeypatch.setattr(correction, "_losses", scripted)
+        monkeypatch.setattr(paper_module, "_losses", scripted)
 
     def of(self, posterior):
         """The epoch that each network's weights come from."""
         return {
             name: [
-                k
-                for k, state in enumerate(self.states)
-                if _same(state[name], getattr(posterior.corrector, f"u_{name}"))
+                k for k, state in enumerate(self.states) if _same(state[name], getattr(posterior.inner, f"u_{name}"))
             ]
             for name in ("x", "theta")
         }
@@ -163,18 +170,18 @@ def test_gradients_are_clipped_for_each_network_or_for_both(base, pairs, monkeyp
 
 def test_one_source_point_serves_both_terms(base, pairs, monkeypatch):
     """Algorithm 2: x_0 is drawn once, and what it is carried to is the base posterior's input."""
-    corrector, drawn = fit(base, pairs).corrector, []
-    draw = corrector.draw_x0
-    monkeypatch.setattr(corrector, "draw_x0", lambda y: drawn.append(draw(y)) or drawn[-1])
-    carried = []
-    monkeypatch.setattr(corrector, "draw_x", lambda y, copies, x0: carried.append(x0) or y)
-    _losses(corrector, _Pairs(*pairs, None), simulate, {"x", "theta"})
+    posterior, drawn, carried = fit(base, pairs), [], []
+    chain = posterior.inner
+    draw, carry = chain.draw_x0, chain.carry_x
+    monkeypatch.setattr(chain, "draw_x0", lambda y, n: drawn.append(draw(y, n)) or drawn[-1])
+    monkeypatch.setattr(chain, "carry_x", lambda x0, y: carried.append(x0) or carry(x0, y))
+    _losses(chain, of(posterior, pairs), simulate, ("x", "theta"))
     assert len(drawn) == 1 and carried[0] is drawn[0]
 
 
 def test_the_head_is_the_one_that_the_recipe_names(base, pairs):
     for name, head in (("dense", DenseHead), ("embedding", EmbeddingHead)):
-        assert type(fit(base, pairs, recipe=replace(TINY, x_head=name)).corrector.u_x.head) is head
+        assert type(fit(base, pairs, recipe=replace(TINY, x_head=name)).inner.u_x.u.head) is head
 
 
 def test_the_cosine_schedule_ends_at_zero(base, pairs, monkeypatch):
@@ -194,7 +201,7 @@ def test_the_cosine_schedule_ends_at_zero(base, pairs, monkeypatch):
 
 
 def test_divergence_is_an_error_not_a_posterior(base, pairs):
-    hopeless = Recipe(warm_start=False, epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12)
+    hopeless = Paper(epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12)
     with pytest.raises(RuntimeError, match="diverged"):
         fit(base, pairs, recipe=hopeless)
 
@@ -209,8 +216,8 @@ def test_a_user_embedding_is_used(base, pairs):
             return self.layer(y).tanh()
 
     posterior = fit(base, pairs, embedding_net=Own())
-    assert posterior.corrector.u_x.from_y.in_features == 5
-    assert posterior.corrector.u_x.embedding is not posterior.corrector.u_theta.embedding
+    assert posterior.inner.u_x.u.from_y.in_features == 5
+    assert posterior.inner.u_x.u.embedding is not posterior.inner.u_theta.u.embedding
     with pytest.raises(ValueError, match="Flatten"):
         fit(base, pairs, embedding_net=nn.Unflatten(1, (3, 1)))
     with pytest.raises(ValueError, match="embedding_net failed"):
@@ -232,7 +239,7 @@ def test_series_and_images(shape):
     method = FMCPE(draw, pictures, PRIOR, recipe=TINY)
     posterior = method.fit(theta, pictures(theta) * 1.2, seed=0, show_progress_bars=False)
     assert posterior.sample((4,), x=pictures(theta[:1])[0]).shape == (4, 2)
-    with pytest.raises(NotImplementedError, match="no density"):
+    with pytest.raises(NotImplementedError, match="with a density"):
         posterior.log_prob(theta, x=pictures(theta[:1]))
 
 
@@ -287,11 +294,11 @@ def test_wrong_settings_are_refused(base):
         {"schedule": "linear"}, {"source": "y"}, {"x_head": None}, {"hidden_x": 64}, {"hidden_theta": (64, 0)},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"Expected|choose"):
-            Recipe(**settings)
+            Paper(**settings)
     with pytest.raises(ValueError, match="paper"):
         FMCPE(base, simulate, recipe="best")
     with pytest.raises(ValueError, match="joint"):
-        FMCPE(base, simulate, stages="both")
+        Paper(stages="both")
     with pytest.raises(TypeError, match="BoxUniform"):
         FMCPE(base, simulate, prior="uniform")
     with pytest.raises(ValueError, match="cpu"):
@@ -305,20 +312,13 @@ def test_wrong_settings_are_refused(base):
 
 
 def test_the_papers_recipe_is_what_its_text_states():
-    paper = Recipe.paper()
+    paper = Paper()
     assert (paper.learning_rate, paper.clip, paper.batch_size, paper.validation_fraction) == (1e-3, 1.0, 256, 0.2)
-    assert (paper.solver, paper.warm_start, paper.summaries, paper.source) == ("euler", False, False, "observation")
+    assert (paper.solver, paper.summaries, paper.source, paper.stages) == ("euler", False, "observation", "joint")
     # ours, where the paper is silent: docs/deviations.md
-    assert (paper.widths, paper.epochs, paper.steps, paper.sigma, paper.schedule) == (
-        (128,) * 3,
-        200,
-        50,
-        0.5,
-        "constant",
-    )
+    assert (paper.hidden, paper.blocks, paper.epochs, paper.steps) == (128, 3, 200, 50)
+    assert (paper.sigma, paper.schedule) == (0.5, "constant")
     assert (paper.checkpoint, paper.clip_jointly, paper.x_head) == ("last", False, "dense")
-    assert Recipe.default() == Recipe()
-    assert Recipe.default().warm_start
 
 
 def test_the_authors_settings_by_task():
@@ -344,13 +344,13 @@ def test_the_authors_settings_by_task():
 def test_the_authors_settings_train(base, pairs, name):
     recipe = replace(fmcpe.paper_settings(name), epochs=2, steps=3)
     posterior = fit(base, pairs, recipe=recipe)
-    assert posterior.corrector.u_x.widths == recipe.hidden_x
-    assert posterior.corrector.u_theta.widths == recipe.hidden_theta
+    assert posterior.inner.u_x.u.widths == recipe.hidden_x
+    assert posterior.inner.u_theta.u.widths == recipe.hidden_theta
     assert posterior.sample((5,), x=pairs[1][0]).shape == (5, 2)
 
 
 def test_few_pairs_warn(base):
-    with pytest.warns(FMCPEWarning, match="Ten or more"):
+    with pytest.warns(FMCPEWarning, match="10 or more"):
         fit(base, pairs_of(5))
     with warnings.catch_warnings():
         warnings.simplefilter("error", FMCPEWarning)
@@ -360,13 +360,14 @@ def test_few_pairs_warn(base):
 def test_twenty_thousand_rows_are_drawn_in_chunks(posteriors, monkeypatch):
     """Memory is bounded by the chunk, whether the rows are draws, observations, or both."""
     posterior, seen = posteriors("joint"), []
-    draw = posterior.corrector.draw_theta
+    draw = posterior.inner.sample
 
-    def recording(y, copies):
-        seen.append(y.shape[0] * copies)
-        return draw(y, copies)
+    def recording(y, n):
+        seen.append(len(y) * n)
+        return draw(y, n)
 
-    monkeypatch.setattr(posterior.corrector, "draw_theta", recording)
+    monkeypatch.setattr(posterior.inner, "sample", recording)
+    monkeypatch.setattr("fmcpe.drawing.CHUNK_NUMBERS", 12_000)
     for observations, draws in ((1, 20_000), (20_000, 1), (200, 100)):
         seen.clear()
         y = torch.randn(observations, 3)
@@ -376,16 +377,13 @@ def test_twenty_thousand_rows_are_drawn_in_chunks(posteriors, monkeypatch):
 
 
 def test_the_x_source_has_the_spread_it_says(posteriors):
-    corrector = posteriors("joint").corrector
-    y = torch.zeros(1, 3).expand(5000, -1)
-    with torch.no_grad():
-        x_0 = corrector.draw_x0(y)
-    assert torch.allclose(x_0.std(0), torch.full((3,), corrector.sigma), rtol=0.05)
-    assert torch.allclose(x_0.mean(0), corrector.y_scale(y)[0], atol=0.05)
-    normal = Corrector(
-        corrector.proposal, corrector.space, corrector.x_scale, corrector.y_scale, None, None, 0.1, Solver(), "normal"
-    )
-    x_0 = normal.draw_x0(y)
+    chain = posteriors("joint").inner
+    condition = chain.condition(torch.zeros(1, 3))
+    x_0 = chain.draw_x0(condition, 5000)[0]
+    assert torch.allclose(x_0.std(0), torch.full((3,), chain.sigma), rtol=0.05)
+    assert torch.allclose(x_0.mean(0), condition[0], atol=0.05)
+    normal = JointFlowed(chain.base, chain.space, chain.x_scale, chain.y_scale, None, None, None, Solver())
+    x_0 = normal.draw_x0(condition, 5000)[0]
     assert torch.allclose(x_0.std(0), torch.ones(3), rtol=0.05)
     assert torch.allclose(x_0.mean(0), torch.zeros(3), atol=0.06)
 

@@ -7,7 +7,8 @@ from chamber_files import write_impulses
 from conftest import TINY
 from PIL import Image
 
-from fmcpe import correction, tasks
+from fmcpe import method as method_module
+from fmcpe import tasks
 from fmcpe.cli import main
 from fmcpe.tasks import plots
 
@@ -17,8 +18,8 @@ SHORT = ["--simulations", "200", "--pairs", "10", "--test", "12"]
 @pytest.fixture(autouse=True)
 def small_networks(monkeypatch):
     """What is tested is what is said, not how well it is done."""
-    method = correction.FMCPE
-    monkeypatch.setattr(correction, "FMCPE", lambda *args, recipe: method(*args, recipe=TINY))
+    method = method_module.FMCPE
+    monkeypatch.setattr(method_module, "FMCPE", lambda *args, recipe: method(*args, recipe=TINY))
 
 
 def demo(capsys, folder, *arguments):

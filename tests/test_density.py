@@ -4,16 +4,18 @@ import math
 
 import pytest
 import torch
-from conftest import PRIOR
+from conftest import CANDIDATES, KINDS, PRIOR
 from torch import nn
 from torch.distributions import MultivariateNormal
 
 from fmcpe import tasks
-from fmcpe.adapters import as_proposal
-from fmcpe.corrector import Corrector
-from fmcpe.ode import Solver
+from fmcpe._random import seeded
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.candidates.base import Remembered, Shared, Transported
+from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.flows.solvers import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.recipe import Recipe
+from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
 from fmcpe.spaces import ParameterSpace, Standardiser
 
@@ -27,21 +29,22 @@ def grid(n):
     return torch.stack([a.flatten(), b.flatten()], dim=1), 4 / n**2
 
 
-@pytest.mark.parametrize("kind", ["joint", "sequential", "x-only", "theta-only", "summary", "npe"])
+@pytest.mark.parametrize("kind", [*KINDS])
 def test_density_integrates_to_one(posteriors, kind):
-    theta, cell = grid(60)
-    log_prob = posteriors(kind).log_prob(theta, x=Y, num_source_samples=64)
+    theta, cell = grid(40)
+    log_prob = posteriors(kind).log_prob(theta, x=Y)
     assert float(log_prob.exp().sum() * cell) == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize("kind", ["joint", "x-only", "theta-only"])
-def test_density_is_that_of_the_draws(posteriors, kind):
+@pytest.mark.parametrize("kind", ["joint", "x-only", "theta-only", "default", *CANDIDATES])
+def test_density_is_that_of_the_draws(posteriors, kind, monkeypatch):
     """Probability of each quadrant about the median, by draws and by the integral of the density."""
     posterior = posteriors(kind)
+    more_components(posterior, monkeypatch)
     draws = posterior.sample((10_000,), x=Y, seed=0)
     middle = draws.median(0).values
     theta, cell = grid(40)
-    mass = posterior.log_prob(theta, x=Y, num_source_samples=400).exp() * cell
+    mass = posterior.log_prob(theta, x=Y).exp() * cell
     for right in (True, False):
         for up in (True, False):
             drawn = (((draws[:, 0] > middle[0]) == right) & ((draws[:, 1] > middle[1]) == up)).float().mean()
@@ -49,21 +52,31 @@ def test_density_is_that_of_the_draws(posteriors, kind):
             assert float(integrated) == pytest.approx(float(drawn), abs=0.05)
 
 
+def more_components(posterior, monkeypatch, number=1000):
+    """So many that the Monte-Carlo noise of a mixture over x̃ does not matter."""
+    for module in posterior.inner.modules():
+        if isinstance(module, Transported) and module.is_random:
+            monkeypatch.setattr(module, "components", number)
+            monkeypatch.setattr(module, "_last", Remembered())
+
+
 class AffineField(nn.Module):
     """The velocity whose flow is z -> expm(G) (z + b) - b, for every observation alike."""
-
-    head = None
 
     def __init__(self, generator, offset):
         super().__init__()
         self.register_buffer("generator", generator)
         self.register_buffer("offset", offset)
 
-    def embed(self, y):
-        return y.flatten(1)[:, :1]
-
-    def forward(self, t, z, context):
+    def velocity(self, t, z):
         return (z + self.offset) @ self.generator.T
+
+    def push(self, z, y, solver):
+        return solver.solve(self.velocity, z.flatten(0, 1)).reshape(z.shape)
+
+    def pull(self, z, y, solver):
+        z0, log_det = solver.invert_with_logdet(self.velocity, z.flatten(0, 1))
+        return z0.reshape(z.shape), log_det.reshape(z.shape[:2])
 
 
 def exact_gaussian():
@@ -76,7 +89,7 @@ def exact_gaussian():
     torch.manual_seed(0)
     wrong_law = _law(wrong)
     right_law = _law(right)
-    proposal = as_proposal(
+    proposal = as_base_posterior(
         lambda x: wrong_law.sample((x.shape[0],)),
         prior=task.prior,
         log_prob=lambda theta, x: wrong_law.log_prob(theta),
@@ -92,8 +105,9 @@ def exact_gaussian():
     values, vectors = torch.linalg.eigh(linear)
     field = AffineField(vectors @ torch.diag(values.log()) @ vectors.T, -fixed_point)
     identity = Standardiser(torch.zeros(2, 10))
-    corrector = Corrector(proposal, space, identity, identity, None, field, 1.0, Solver("rk4", 12))
-    return CorrectedPosterior(corrector, Recipe(), "theta-only", {"seconds": [0.0]}, 0), y, right_law
+    chain = JointFlowed(proposal, space, identity, identity, None, field, 1.0, Solver("rk4", 12))
+    shared = Shared(proposal, space, task.prior, torch.zeros(0, 3))
+    return CorrectedPosterior(chain, shared, (10,), Report()), y, right_law
 
 
 def _law(reference):
@@ -129,19 +143,18 @@ def test_map_of_the_exact_gaussian_posterior_is_its_mean():
 
 
 def test_mixture_over_x_is_a_mean_of_densities(posteriors):
-    """With a single x̃ the x-only density is the base posterior's own at that x̃."""
+    """The x-only density is the mean of the base posterior's own over the draws of x̃."""
     posterior = posteriors("x-only")
     theta = PRIOR.sample((6,))
-    x, _ = posterior._source(Y[None], 5, seed=3)
-    each = posterior.corrector.proposal.log_prob(theta, x)
-    expected = each.exp().mean(1).log()
-    assert torch.allclose(posterior.log_prob(theta, x=Y, num_source_samples=5, seed=3), expected, atol=1e-4)
-    assert each.shape == (6, 5)
-    assert math.isfinite(float(expected.detach().sum()))
+    with seeded(0), torch.no_grad():
+        x = posterior.inner.source(Y[None], posterior.inner.components)[0]
+    each = posterior.inner.base.log_prob(theta.expand(len(x), -1, -1), x)
+    assert torch.allclose(posterior.log_prob(theta, x=Y), each.exp().mean(0).log(), atol=1e-4)
+    assert math.isfinite(float(each.detach().sum()))
 
 
 def test_a_maximum_is_found_from_points_that_lie_in_a_plane():
     """As the best few do of a very narrow density, where rounding leaves their covariance no root."""
     start = torch.randn(200, 1).expand(-1, 3) * torch.tensor([1e-4, 1e-4, 2e-4])
-    found = cross_entropy_search(lambda z: -1e8 * (z - 1e-5).square().sum(1), start, rounds=40, elite=3)
+    found = cross_entropy_search(lambda z: -1e8 * (z - 1e-5).square().sum(1), start, number=15, rounds=40)
     torch.testing.assert_close(found, torch.full((3,), 1e-5), atol=5e-6, rtol=0)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmcpe import metrics, sample_classifier
+from fmcpe import metrics
+from fmcpe.metrics import sample_classifier
 
 NORMAL = torch.distributions.Normal(0.0, 1.0)
 

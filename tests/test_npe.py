@@ -7,9 +7,10 @@ from conftest import PRIOR
 from torch import nn
 
 import fmcpe
-from fmcpe import baselines, npe, tasks, train_npe
-from fmcpe.roughen import roughness_of
-from fmcpe.training import Training
+from fmcpe import baselines, tasks, train_npe
+from fmcpe.base_posteriors import npe
+from fmcpe.nn.embeddings import level_aware_part
+from fmcpe.nn.training import Training
 
 
 def simulate(theta):
@@ -80,8 +81,8 @@ def test_an_embedding_without_weights_trains_and_is_saved(tmp_path):
     posterior = baselines.NPE(base).fit()
     draws = posterior.sample_batched((100,), x=y, seed=0, show_progress_bars=False)
     assert float((draws.mean(0) - theta).square().mean().sqrt()) < 0.2  # the prior's deviations are 1.15 and 0.29
-    assert fmcpe.as_proposal(base).embedding is None
-    assert roughness_of(base.posterior_estimator) is None
+    assert fmcpe.as_base_posterior(base).embedding is None
+    assert level_aware_part(base.posterior_estimator) is None
     assert torch.equal(
         fmcpe.load(posterior.save(tmp_path / "run.fmcpe")).sample((5,), x=y[0], seed=0),
         posterior.sample((5,), x=y[0], seed=0),
@@ -93,8 +94,8 @@ def test_an_embedding_without_weights_trains_and_is_saved(tmp_path):
 
 
 def test_there_is_nothing_to_roughen_without_weights():
-    with pytest.raises(ValueError, match="has weights"):
-        train_npe(image, PRIOR, 200, nn.Flatten(), roughen=True)
+    with pytest.raises(ValueError, match="with weights"):
+        train_npe(image, PRIOR, 200, nn.Flatten(), domain_randomisation=True)
 
 
 def test_series_of_one_channel_are_standardised():
@@ -113,9 +114,16 @@ def test_data_on_a_baseline_are_not_roughened():
     def simulate(theta):
         return 300 + theta + 0.1 * torch.randn(len(theta), 8)
 
-    for roughen, expected in ((None, False), (True, True)):
+    for domain_randomisation, expected in ((None, False), (True, True)):
         net = torch.nn.Linear(8, 4)
         base = fmcpe.train_npe(
-            simulate, prior, 200, net, seed=0, max_num_epochs=1, roughen=roughen, show_progress_bars=False
+            simulate,
+            prior,
+            200,
+            net,
+            seed=0,
+            max_num_epochs=1,
+            domain_randomisation=domain_randomisation,
+            show_progress_bars=False,
         )
-        assert (roughness_of(base.posterior_estimator) is not None) == expected
+        assert (level_aware_part(base.posterior_estimator) is not None) == expected

@@ -10,8 +10,8 @@ from scipy import stats
 from torch import nn
 
 import fmcpe
-from fmcpe import as_proposal, baselines, tasks
-from fmcpe.transport import semi_balanced_rows
+from fmcpe import as_base_posterior, baselines, tasks
+from fmcpe.baselines.semi_balanced import semi_balanced_rows
 
 Y = torch.tensor([1.0, 0.5, 1.2])
 QUIET = {"seed": 0, "show_progress_bars": False}
@@ -26,7 +26,7 @@ def exact_base(task):
     def log_prob(theta, x):
         return torch.distributions.Normal(loc + slope * x, std).log_prob(theta).sum(-1)
 
-    return as_proposal(lambda x: loc + slope * x + std * torch.randn_like(x), task.prior, log_prob), slope, std
+    return as_base_posterior(lambda x: loc + slope * x + std * torch.randn_like(x), task.prior, log_prob), slope, std
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_rope_has_both_limits_on_the_gaussian_task():
     at_zero = task.reference_posterior(torch.zeros(10), "simulator")
     offset, root = at_zero.mean.float(), torch.linalg.cholesky(at_zero.cov).float()
     gain = torch.stack([task.reference_posterior(e, "simulator").mean.float() - offset for e in torch.eye(10)])
-    base = as_proposal(lambda s: s + torch.randn_like(s) @ root.T, task.prior)
+    base = as_base_posterior(lambda s: s + torch.randn_like(s) @ root.T, task.prior)
 
     def reduced(theta):
         return offset + task.simulator(theta) @ gain
@@ -113,8 +113,8 @@ def test_ropes_density_is_that_of_its_draws(well_specified):
 def test_rope_is_transductive_and_joins_the_calibration_set(well_specified):
     task, base, _, _, pairs, y = well_specified
     posterior = baselines.RoPE(base, task.simulator, gamma=0.05, rho=1.0, num_simulations=300).fit(*pairs, **QUIET)
-    chain = posterior.corrector
-    batch, alone = chain.prepare(y), chain.prepare(y[:1])
+    chain = posterior.inner
+    batch, alone = chain.plan(y), chain.plan(y[:1])
     assert torch.allclose(batch.sum(1), torch.ones(200), atol=1e-5)
     assert not torch.allclose(batch[:1], alone, atol=1e-4)
     pool = chain.pool / chain.pool.std()
@@ -180,7 +180,7 @@ def test_rope_says_when_its_features_tell_nothing_apart(pairs):
         ValueError, match=r"embedding of x is the same for all 100 simulations.+expected.+embedding_net"
     ):
         baselines.RoPE(base, simulate, num_simulations=100).fit(*pairs, **QUIET)
-    guess = as_proposal(lambda x: PRIOR.sample((len(x),)), PRIOR)
+    guess = as_base_posterior(lambda x: PRIOR.sample((len(x),)), PRIOR)
     with pytest.raises(ValueError, match=r"raw data are the same for all 100 simulations.+simulator depends on theta"):
         baselines.RoPE(guess, lambda theta: torch.ones(len(theta), 3), num_simulations=100).fit(*pairs, **QUIET)
 

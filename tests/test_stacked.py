@@ -4,23 +4,20 @@ import torch
 from conftest import PRIOR, simulate
 from torch import nn
 
-from fmcpe.networks import VelocityField
-from fmcpe.recipe import Recipe
-from fmcpe.refine import _untrained
-from fmcpe.stacked import Stacked
+from fmcpe.flows.matching import Field
+from fmcpe.flows.velocity import VelocityField
+from fmcpe.nn.ensemble import Stacked
+from fmcpe.nn.training import descend
 
 
 def velocity_fields(number=3):
     torch.manual_seed(0)
-    modules = [_untrained(2, 4, Recipe(hidden=8)) for _ in range(number)]
-    for module in modules:  # they start at zero velocity, where all are alike
-        nn.init.normal_(module.u.last.weight)
-    return modules
+    return [Field(2, nn.Identity(), 4, (8, 8)) for _ in range(number)]
 
 
 def test_velocity_fields_answer_together_as_one_by_one():
     modules = velocity_fields()
-    rows = torch.randn(3, 7, 2), torch.randn(3, 7, 2), torch.randn(3, 7, 4), torch.rand(3, 7, 1)
+    rows = torch.rand(3, 7, 1), torch.randn(3, 7, 2), torch.randn(3, 7, 4)
     expected = torch.stack([module(*(r[k] for r in rows)) for k, module in enumerate(modules)])
     for natively in (True, False):
         stacked = Stacked(modules, natively=natively)
@@ -31,11 +28,11 @@ def test_velocity_fields_answer_together_as_one_by_one():
 
 def test_gradients_are_those_of_each_member():
     modules = velocity_fields()
-    rows = torch.randn(3, 7, 2), torch.randn(3, 7, 2), torch.randn(3, 7, 4), torch.rand(3, 7, 1)
+    rows = torch.rand(3, 7, 1), torch.randn(3, 7, 2), torch.randn(3, 7, 4)
     stacked = Stacked(modules, natively=True)
-    stacked(*rows).mean(1).sum().backward()
+    stacked(*rows).square().mean((1, 2)).sum().backward()
     for k, module in enumerate(modules):
-        module(*(r[k] for r in rows)).mean().backward()
+        module(*(r[k] for r in rows)).square().mean().backward()
         for name, value in module.named_parameters():
             torch.testing.assert_close(stacked.weights[name].grad[k], value.grad, atol=1e-5, rtol=1e-4)
 
@@ -81,3 +78,24 @@ def test_a_field_without_stacked_weights_is_an_ordinary_network():
     context = field.embed(simulate(theta)[:, :3])
     at_once = field(torch.tensor(0.3), theta[:, :2], context)
     torch.testing.assert_close(at_once, field(torch.full((4, 1), 0.3), theta[:, :2], context))
+
+
+def test_members_train_as_they_would_alone():
+    """Each member keeps the weights that are best on its own validation rows, whatever the others do."""
+    torch.manual_seed(0)
+    x, slopes = torch.linspace(-1, 1, 32)[None, :, None].expand(2, -1, -1), torch.tensor([2.0, -3.0])[:, None, None]
+    stacked = Stacked([nn.Linear(1, 1) for _ in range(2)])
+    losses = iter([torch.tensor([1.0, 1.0]), torch.tensor([0.5, 2.0]), torch.tensor([0.7, 3.0])])
+    start = stacked.snapshot()
+    (best,) = descend(
+        [stacked],
+        lambda step: (stacked(x) - slopes * x).square().mean((1, 2)),
+        20,
+        0.1,
+        validate=lambda: next(losses),
+        every=10,
+    )
+    assert torch.equal(best["weight"][1], start["weight"][1])  # never better than at the start
+    assert not torch.equal(best["weight"][0], start["weight"][0])
+    (last,) = descend([stacked], lambda step: (stacked(x) - slopes * x).square().mean((1, 2)), 300, 0.1)
+    torch.testing.assert_close(last["weight"][:, 0, 0], torch.tensor([2.0, -3.0]), atol=0.02, rtol=0)

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 
 from fmcpe import tasks
 from fmcpe._random import derive, seeded
-from fmcpe.architecture import describe
+from fmcpe.nn.describe import describe
 from fmcpe.tasks.base import BLOCK, Task
 
 SIDES = ("real", "simulator")

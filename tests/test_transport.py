@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fmcpe import FMCPEWarning
-from fmcpe.transport import relative_costs, semi_balanced_rows
+from fmcpe.baselines.semi_balanced import relative_costs, semi_balanced_rows
 
 INF = float("inf")
 

@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp, kstest
 
 from fmcpe import tasks
 from fmcpe._random import derive, seeded
-from fmcpe.architecture import describe, describe_prior
+from fmcpe.nn.describe import describe, describe_prior
 from fmcpe.spaces import ParameterSpace
 from fmcpe.tasks import zoo
 from fmcpe.tasks.base import BLOCK
@@ -258,7 +258,7 @@ def test_severity_is_what_a_trained_base_posterior_shows(name):
         net = task.embedding_net()
     base = train_npe(
         task.simulator, task.simulation_prior, 6000, net, seed=0, max_num_epochs=10, show_progress_bars=False,
-        roughen=None if net is None else False,
+        domain_randomisation=None if net is None else False,
     )  # fmt: skip
     theta, y = task.test_set(300, seed=0)
     draws = baselines.NPE(base, task.prior).fit().sample_batched((100,), x=y, seed=0, show_progress_bars=False)

@@ -1,4 +1,4 @@
-"""fmcpe: correct a simulation-trained posterior with a few real measurements, by flow matching."""
+"""fmcpe: correct a simulation-trained posterior with a few real measurements."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmcpe import baselines, diagnostics, metrics, tasks
+    from fmcpe import baselines, candidates, diagnostics, metrics, tasks
     from fmcpe._errors import FMCPEWarning
-    from fmcpe.adapters import as_proposal
-    from fmcpe.correction import FMCPE
-    from fmcpe.io import load
-    from fmcpe.npe import train_npe
+    from fmcpe.base_posteriors.adapters import as_base_posterior
+    from fmcpe.base_posteriors.npe import train_npe
+    from fmcpe.base_posteriors.simulation import simulate
+    from fmcpe.candidates.paper import Paper, paper_settings
+    from fmcpe.method import FMCPE
     from fmcpe.posterior import CorrectedPosterior
-    from fmcpe.recipe import Recipe, paper_settings
-    from fmcpe.simulations import simulate
+    from fmcpe.serialization.files import load
+    from fmcpe.stacking import Stack
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FMCPE": "fmcpe.correction",
+    "FMCPE": "fmcpe.method",
     "FMCPEWarning": "fmcpe._errors",
     "CorrectedPosterior": "fmcpe.posterior",
-    "Recipe": "fmcpe.recipe",
-    "as_proposal": "fmcpe.adapters",
-    "load": "fmcpe.io",
-    "paper_settings": "fmcpe.recipe",
-    "simulate": "fmcpe.simulations",
-    "train_npe": "fmcpe.npe",
+    "Paper": "fmcpe.candidates.paper",
+    "Stack": "fmcpe.stacking",
+    "as_base_posterior": "fmcpe.base_posteriors.adapters",
+    "load": "fmcpe.serialization.files",
+    "paper_settings": "fmcpe.candidates.paper",
+    "simulate": "fmcpe.base_posteriors.simulation",
+    "train_npe": "fmcpe.base_posteriors.npe",
 }
-_MODULES = ("baselines", "diagnostics", "metrics", "tasks")
+_MODULES = ("baselines", "candidates", "diagnostics", "metrics", "tasks")
 
 __all__ = [
     "FMCPE",
     "CorrectedPosterior",
     "FMCPEWarning",
-    "Recipe",
-    "as_proposal",
+    "Paper",
+    "Stack",
+    "as_base_posterior",
     "baselines",
+    "candidates",
     "diagnostics",
     "load",
     "metrics",

@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
+from sbi.inference.potentials.base_potential import BasePotential
 from torch import Tensor
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
 from fmcpe._random import seeded
-from fmcpe.chain import Chain
+from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.drawing import in_chunks, rows_at_once
-from fmcpe.potential import CorrectedPotential
-from fmcpe.recipe import Recipe
+from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
-from fmcpe.words import in_words
 
 
 class CorrectedPosterior(NeuralPosterior):
     """p(θ | y), as learned by `FMCPE.fit` or by a baseline. Every sbi tool that takes a posterior takes this one.
 
     Args:
-        corrector: The trained chain.
-        recipe: The hyper-parameters it was trained with.
-        stages: Which stages it has.
-        history: Losses by epoch, or the evidence for each way to answer; seconds.
-        num_pairs: How many calibration pairs it has seen.
-        method: The name of the method that made it.
+        inner: The posterior in z.
+        shared: Base posterior, prior and space.
+        observation_shape: Shape of one real observation.
+        report: What was fitted, and how good it is on held-out pairs.
     """
 
-    def __init__(
-        self,
-        corrector: Chain,
-        recipe: Recipe,
-        stages: str,
-        history: dict[str, list[float]],
-        num_pairs: int,
-        method: str = "FMCPE",
-    ) -> None:
-        self.corrector, self.recipe, self.stages = corrector, recipe, stages
-        self.history, self.num_pairs, self.method = history, num_pairs, method
+    def __init__(self, inner: Posterior, shared: Shared, observation_shape: Sequence[int], report: Report) -> None:
+        self.inner, self.shared, self.report = inner.eval().requires_grad_(False), shared, report
+        self.observation_shape = torch.Size(observation_shape)
+        self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
-        self.prior = corrector.space.prior
         super().__init__(
             CorrectedPotential(self, self.prior),
-            theta_transform=corrector.space.transform,
-            device=str(corrector.space.standardiser.mean.device),
+            theta_transform=self.space.transform,
+            device=str(self.space.standardiser.mean.device),
         )
         self._purpose = "It corrects a simulation-trained posterior with real measurements; x is a real observation."
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
+        return self.report.weights
+
+    @property
+    def method(self) -> str:
+        """The name of the method that made it."""
+        return self.report.method
 
     # ------------------------------------------------------------------ drawing
 
@@ -70,16 +70,16 @@ class CorrectedPosterior(NeuralPosterior):
             x: The real observation; the default one if None.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
             seed: Makes the draw reproducible and leaves torch's generator as it was.
-            max_sampling_batch_size: Rows drawn at once; chosen by memory if None.
+            max_sampling_batch_size: Draws made at once; chosen by memory if None.
             **sbi_options: Options of sbi's rejection sampler, which have no meaning here.
 
         Returns:
             Physical θ inside the prior's support, (*sample_shape, p).
         """
         check_sbi_options(sbi_options)
-        shape, y = as_sample_shape(sample_shape), self._observation(x)
-        rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
-        return rows.reshape(*shape, self.corrector.space.dim)
+        shape, y = as_sample_shape(sample_shape), self._x_else_default_x(x)
+        draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
+        return draws[0].reshape(*shape, self.space.dim)
 
     def sample_batched(
         self,
@@ -93,124 +93,83 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """Draw for each of a batch of observations: (*sample_shape, B, p). Arguments as for `sample`."""
         check_sbi_options(sbi_options)
-        shape, y = as_sample_shape(sample_shape), self._observations(x)
-        rows = self._draw("draw_theta", y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
-        return (
-            rows.reshape(y.shape[0], shape.numel(), rows.shape[1])
-            .movedim(0, 1)
-            .reshape(*shape, y.shape[0], rows.shape[1])
-        )
+        shape, y = as_sample_shape(sample_shape), as_observations(x, self.observation_shape).to(self._device)
+        draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
+        return draws.movedim(0, 1).reshape(*shape, len(y), self.space.dim)
 
-    def sample_source(self, sample_shape: Any = (), x: Any = None, *, seed: int | None = None) -> Tensor:
-        """Draw θ_0, what the θ-flow starts from, for one observation: physical, (*sample_shape, p)."""
-        shape, y = as_sample_shape(sample_shape), self._observation(x)
-        z = self._draw("draw_z0", y, shape.numel(), seed, False, None)
-        return self.corrector.space.to_theta(z).reshape(*shape, self.corrector.space.dim)
-
-    def _draw(
-        self, what: str, y: Tensor, copies: int, seed: int | None, show_progress_bars: bool, batch: int | None
-    ) -> Tensor:
-        """`copies` consecutive rows for each row of y, in chunks of bounded memory."""
-        if copies == 0:
-            return y.new_empty(0, self.corrector.space.dim)
+    @torch.no_grad()
+    def _draw(self, y: Tensor, n: int, seed: int | None, show_progress_bars: bool, batch: int | None) -> Tensor:
+        """Physical draws, (B, n, p), in chunks of bounded memory."""
+        if n == 0:
+            return y.new_empty(len(y), 0, self.space.dim)
         if batch is not None and batch < 1:
-            raise ValueError(f"max_sampling_batch_size={batch} came; at least 1 was expected. Leave it out.")
-        limit = batch or rows_at_once(self.corrector.shape.numel())
+            raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
+        limit = batch or rows_at_once(self.observation_shape.numel())
         with seeded(seed):
-            out = in_chunks(getattr(self.corrector, what), y, copies, limit, show_progress_bars)
-        if not bool(torch.isfinite(out).all()):
-            bad = int((~torch.isfinite(out)).any(-1).sum())
+            z = in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
+        finite = torch.isfinite(z).all(-1)
+        if not bool(finite.all()):
             raise RuntimeError(
-                f"{bad} of {out.shape[0]} draws are not finite: the flow diverges for this observation, which is far from "
-                "all calibration data. Check its units, or refit with a lower learning rate."
+                f"Expected finite draws, got {int((~finite).sum())} of {finite.numel()} that are not: this observation is far "
+                "from all calibration data. Check its units, or refit with a lower learning rate."
             )
-        return out
+        return self.space.to_theta(z.flatten(0, 1)).reshape(z.shape)
 
     # ------------------------------------------------------------------ density
 
-    def log_prob(
-        self,
-        theta: Any,
-        x: Any = None,
-        track_gradients: bool = False,
-        *,
-        num_source_samples: int | None = None,
-        seed: int | None = 0,
-        **sbi_options: Any,
-    ) -> Tensor:
+    def log_prob(self, theta: Any, x: Any = None, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density of p(θ | y) at physical θ, for one observation.
 
-        The source density is a Monte-Carlo mixture over x̃. Its draws are fixed by `seed`, so that repeated calls agree;
-        another seed shows how much the estimate varies.
+        Where it is a Monte-Carlo mixture over x̃, the same draws of x̃ are used at every call.
 
         Args:
             theta: Physical parameters, (N, p) or (p,).
             x: The real observation; the default one if None.
             track_gradients: Whether gradients with respect to `theta` are wanted.
-            num_source_samples: Draws of x̃ in the mixture; RoPE's is summed, not drawn.
-            seed: Of these draws.
             **sbi_options: sbi's options for leakage, which have no meaning here.
 
         Returns:
             (N,), -inf outside the prior's support.
         """
         check_sbi_options(sbi_options)
-        theta, y = as_theta(theta, self.corrector.space.dim).to(self._device), self._observation(x)
-        return self._log_prob(theta, y, self._source(y, num_source_samples, seed), track_gradients)
+        theta = as_theta(theta, self.space.dim).to(self._device)
+        return self._log_prob(theta[None], self._x_else_default_x(x), track_gradients)[0]
 
-    def log_prob_batched(
-        self,
-        theta: Any,
-        x: Any,
-        track_gradients: bool = False,
-        *,
-        num_source_samples: int | None = None,
-        seed: int | None = 0,
-        **sbi_options: Any,
-    ) -> Tensor:
+    def log_prob_batched(self, theta: Any, x: Any, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
         check_sbi_options(sbi_options)
-        y, dim = as_observations(x, self.observation_shape), self.corrector.space.dim
+        y, dim = as_observations(x, self.observation_shape).to(self._device), self.space.dim
         theta = theta if isinstance(theta, Tensor) else as_tensor(theta, "theta")
         if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
             raise ValueError(
-                f"theta has shape {tuple(theta.shape)} for {y.shape[0]} observation(s); (N, {y.shape[0]}, {dim}) or "
-                f"({y.shape[0]}, {dim}) was expected: θ number n for observation b at theta[n, b]."
+                f"Expected theta of shape (N, {y.shape[0]}, {dim}) or ({y.shape[0]}, {dim}) for {y.shape[0]} observation(s), "
+                f"got {tuple(theta.shape)}. Put θ number n for observation b at theta[n, b]."
             )
         theta = as_theta(theta.reshape(-1, dim), dim).to(self._device).reshape(-1, y.shape[0], dim)
-        columns = [
-            self._log_prob(theta[:, b], row, self._source(row, num_source_samples, seed), track_gradients)
-            for b, row in enumerate(self._prepared(y).split(1))
-        ]
-        return torch.stack(columns, dim=1)
+        return self._log_prob(theta.movedim(0, 1), y, track_gradients).T
 
-    def _source(self, y: Tensor, num_source_samples: int | None, seed: int | None) -> tuple[Tensor, Tensor]:
-        """The components x̃ of the mixture that `log_prob` is made of, for one prepared observation."""
-        num_source_samples = self.corrector.proposal.components if num_source_samples is None else num_source_samples
-        if num_source_samples < 1:
-            raise ValueError(f"num_source_samples={num_source_samples} came; at least 1 was expected. Try 256.")
-        with seeded(seed):
-            return self.corrector.source(y, num_source_samples)
-
-    def _log_prob(self, theta: Tensor, y: Tensor, source: tuple[Tensor, Tensor], track_gradients: bool) -> Tensor:
-        inside = self.corrector.space.contains(theta)
-        # rows on or outside the bounds have no finite z; they are answered without being transported
-        inside = inside & torch.isfinite(self.corrector.space.to_z(theta.detach())).all(-1)
-        out = torch.full((theta.shape[0],), -torch.inf, device=theta.device)
+    def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
+        """(B, n, p) and (B, ...) -> (B, n)."""
+        flat = theta.reshape(-1, theta.shape[-1])
+        with torch.no_grad():  # rows on or outside the bounds have no finite z
+            inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
         with torch.set_grad_enabled(track_gradients):
-            rows = inside.nonzero()[:, 0]
-            if len(rows) == 0:
-                return out
-            chunk = max(1, 200_000 // source[0].shape[0])
-            parts = [self.corrector.log_prob(theta[index], y, *source) for index in rows.split(chunk)]
-            return out.index_put((rows,), torch.cat(parts))
+            if not bool(inside.any()):
+                return torch.full(theta.shape[:2], -torch.inf, device=theta.device)
+            safe = torch.where(inside[:, None], flat, flat[inside][:1].detach())
+            z = self.space.to_z(safe).reshape(theta.shape)
+            # one by one, so that an observation has the same Monte-Carlo draws alone and in a batch
+            rows = [(z, y)] if self.inner.transductive else zip(z.split(1), y.split(1), strict=True)
+            inner = torch.cat([self.inner.log_prob(each, one) for each, one in rows])
+            density = inner + self.space.log_abs_det(safe, z.reshape(flat.shape)).reshape(theta.shape[:2])
+            return torch.where(inside.reshape(theta.shape[:2]), density, -torch.inf)
 
     def map(
         self,
         x: Any = None,
-        num_iter: int = 12,
-        num_to_optimize: int = 20,
-        num_init_samples: int = 200,
+        num_iter: int = 5,
+        num_to_optimize: int = 100,
+        num_init_samples: int = 300,
         show_progress_bars: bool = False,
         force_update: bool = False,
         *,
@@ -219,14 +178,14 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """The θ of highest density for one observation, (1, p).
 
-        A cross-entropy search in unconstrained space, from draws of the posterior: it needs no derivatives, which here
-        would go through an ODE and back.
+        A cross-entropy search in unconstrained space, from the draws of highest density: it needs few densities,
+        and no derivatives, which here would go through an ODE and back.
 
         Args:
             x: The real observation; the default one if None.
-            num_iter: Rounds.
-            num_to_optimize: How many of the best points a round is fitted to.
-            num_init_samples: Points per round.
+            num_iter: Rounds of the search.
+            num_to_optimize: Points per round, and draws that it starts from.
+            num_init_samples: Draws of the posterior that these are chosen from.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
             force_update: Search again although the answer for the default observation is known.
             seed: Of the search.
@@ -235,21 +194,20 @@ class CorrectedPosterior(NeuralPosterior):
         check_sbi_options(sbi_options)
         if num_to_optimize < 2 or num_init_samples < num_to_optimize:
             raise ValueError(
-                f"num_to_optimize={num_to_optimize} of num_init_samples={num_init_samples} came; at least 2, and no more than "
-                "there are samples, was expected. Try map(num_to_optimize=20, num_init_samples=200)."
+                f"Expected num_to_optimize of at least 2 and at most num_init_samples, got {num_to_optimize} of "
+                f"{num_init_samples}. Try map(num_to_optimize=100, num_init_samples=300)."
             )
         if x is None and self._best is not None and not force_update:
             return self._best
-        y, space = self._observation(x), self.corrector.space
-        mixture = self._source(y, None, seed=0)
+        y = self._x_else_default_x(x)
 
         def log_density(z: Tensor) -> Tensor:
-            return self._log_prob(space.to_theta(z), y, mixture, track_gradients=False)
+            return self._log_prob(self.space.to_theta(z)[None], y, track_gradients=False)[0]
 
         with seeded(seed):
-            start = space.to_z_safely(self._draw("draw_theta", y, num_init_samples, None, False, None))
-            z = cross_entropy_search(log_density, start, num_iter, num_to_optimize, show_progress_bars)
-        best = space.to_theta(z[None])
+            start = self.space.to_z_safely(self._draw(y, num_init_samples, None, False, None)[0])
+            z = cross_entropy_search(log_density, start, num_to_optimize, num_iter, show_progress_bars)
+        best = self.space.to_theta(z[None])
         if x is None:
             self._best = best
         return best
@@ -262,50 +220,53 @@ class CorrectedPosterior(NeuralPosterior):
         self._best = None
         return self
 
-    @property
-    def observation_shape(self) -> torch.Size:
-        """Shape of one real observation."""
-        return self.corrector.observation_shape
-
     def _x_else_default_x(self, x: Any) -> Tensor:
         if x is None:
             if self._x is None:
-                raise ValueError("no observation came and none is set; pass x=, or call set_default_x(y_obs) first.")
+                raise ValueError("Expected an observation, got none. Pass x=, or call set_default_x(y_obs) first.")
             return self._x
         return as_observation(x, self.observation_shape).to(self._device)
 
-    def _observation(self, x: Any) -> Tensor:
-        """One observation, checked, as the chain sees it."""
-        return self._prepared(self._x_else_default_x(x))
-
-    def _observations(self, x: Any) -> Tensor:
-        return self._prepared(as_observations(x, self.observation_shape))
-
-    def _prepared(self, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self.corrector.prepare(y.to(self._device))
-
     def to(self, device: str | torch.device) -> CorrectedPosterior:
         """Move to a device, in place."""
-        self.corrector.to(device)
-        self.corrector.proposal.to(device)
+        self.inner.to(device)
+        self.space.to(device)
+        self.shared.base.to(device)
         self._device = str(device)
         self._x = None if self._x is None else self._x.to(device)
         self.potential_fn = CorrectedPotential(self, self.prior)
         return self
 
     def save(self, path: str | Path) -> Path:
-        """Write one file that `fmcpe.load` reads; see `fmcpe.io`."""
-        from fmcpe.io import save
+        """Write one file that `fmcpe.load` reads; see `fmcpe.serialization.files`."""
+        from fmcpe.serialization.files import save
 
         return save(self, path)
 
     def summary(self) -> str:
-        """What was fitted and what was kept, in words."""
-        return in_words(self)
+        """What was fitted and how good it is on held-out pairs, in words."""
+        return self.report.text(self.space.dim, tuple(self.observation_shape))
 
     def __repr__(self) -> str:
         return (
-            f"CorrectedPosterior(p={self.corrector.space.dim}, x_shape={tuple(self.observation_shape)}, "
-            f"pairs={self.num_pairs}, method={self.method!r}, stages={self.stages!r})"
+            f"CorrectedPosterior(p={self.space.dim}, x_shape={tuple(self.observation_shape)}, "
+            f"pairs={self.report.num_pairs}, method={self.method!r})"
         )
+
+
+class CorrectedPotential(BasePotential):
+    """log p(θ | y) as sbi's optimisers and samplers want it."""
+
+    allow_iid_x = False
+
+    def __init__(self, posterior: CorrectedPosterior, prior: Any) -> None:
+        self._posterior, self._y = posterior, torch.empty(0)
+        super().__init__(prior, x_o=None, device=str(posterior.space.standardiser.mean.device))
+
+    def set_x(self, x_o: Tensor | None, x_is_iid: bool | None = False) -> None:
+        super().set_x(x_o, x_is_iid=x_is_iid)
+        if x_o is not None:
+            self._y = self._posterior._x_else_default_x(x_o)
+
+    def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
+        return self._posterior._log_prob(theta[None], self._y, track_gradients)[0]

@@ -66,6 +66,12 @@ class ParameterSpace(nn.Module):
         self.register_buffer("limit", _limits(prior, theta, self.LIMIT), persistent=False)
         self.standardiser = Standardiser(self.transform(theta))
 
+    @classmethod
+    def of(cls, prior: Distribution) -> ParameterSpace:
+        """The space standardised by the prior: always the same draws, so that scores of all methods share one space."""
+        with seeded(0):
+            return cls(prior, prior.sample(torch.Size((5000,))).to(torch.float32))
+
     @property
     def dim(self) -> int:
         return self.standardiser.mean.shape[0]

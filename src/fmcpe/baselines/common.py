@@ -10,39 +10,44 @@ from sbi.utils import process_prior
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._random import seeded
-from fmcpe.corrector import Corrector
-from fmcpe.npe import FlowSize, Rows, simulate
-from fmcpe.ode import Solver
+from fmcpe._checks import parameter_dim
+from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.npe import FlowSize, Rows, simulate
+from fmcpe.candidates.base import Posterior, Shared, Transported
+from fmcpe.nn.embeddings import made_aware
+from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.proposal import Proposal
-from fmcpe.recipe import Recipe
-from fmcpe.roughen import made_aware
-from fmcpe.spaces import ParameterSpace, Standardiser
-from fmcpe.training import Training
+from fmcpe.report import Report
+from fmcpe.spaces import ParameterSpace
 
 
 def asked_at_y(
-    proposal: Proposal, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
+    base: BasePosterior, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
 ) -> CorrectedPosterior:
-    r"""\( \hat p(\theta | X = y) \): a posterior asked about y as if it were simulated, without any flow.
+    r"""\( \hat p(\theta | X = y) \): a posterior asked about y as if it were simulated.
 
     Args:
-        proposal: The posterior.
+        base: The posterior.
         shape: Shape of one observation.
         method: The name of the method.
         history: Losses, and the seconds of the fit.
         num_pairs: How many calibration pairs went into it.
     """
-    identity = Standardiser(torch.zeros(2, *shape))
-    corrector = Corrector(proposal, parameter_space(proposal.prior), identity, identity, None, None, 1.0, Solver())
-    return CorrectedPosterior(corrector.eval(), Recipe(), "none", history, num_pairs, method)
+    shared = shared_of(base)
+    return wrapped(Transported(base.summarised(), shared.space), shared, shape, method, history, num_pairs)
 
 
-def parameter_space(prior: Distribution) -> ParameterSpace:
-    """Physical θ <-> z with the statistics of draws of the prior, always the same draws."""
-    with seeded(0):
-        return ParameterSpace(prior, prior.sample((Recipe.num_statistics,)).to(torch.float32))
+def shared_of(base: BasePosterior) -> Shared:
+    """What all parts of a posterior on this base share."""
+    return Shared(base, ParameterSpace.of(base.prior), base.prior, torch.zeros(0, parameter_dim(base.prior)))
+
+
+def wrapped(
+    inner: Posterior, shared: Shared, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
+) -> CorrectedPosterior:
+    """A posterior in z as users see it; `history` holds the seconds of the fit, too."""
+    report = Report(method, num_pairs, history.pop("seconds", [0.0])[0], history)
+    return CorrectedPosterior(inner, shared, shape, report)
 
 
 class SimulationTrained:
@@ -66,13 +71,13 @@ class SimulationTrained:
         self.simulator, self.prior, self.num_simulations = simulator, prior, num_simulations
         self.embedding_net, self.simulations = embedding_net, simulations
         # as `fmcpe.train_npe` does: what differs from the base posterior is then the method alone
-        self.roughen = True
+        self.domain_randomisation = True
         self.flow, self.training, self.device = flow or FlowSize(), training or Training(), device
 
     @property
     def _network(self) -> nn.Module | None:
         """The embedding network, told how rough its input is where simulations are roughened."""
-        return made_aware(self.embedding_net) if self.roughen else self.embedding_net
+        return made_aware(self.embedding_net) if self.domain_randomisation else self.embedding_net
 
     def _simulate(self) -> tuple[Distribution, Tensor, Rows]:
         """The prior as sbi wants it, θ and x; draws as `fmcpe.train_npe` does, in the same order."""

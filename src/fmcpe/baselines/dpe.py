@@ -15,11 +15,11 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
-from fmcpe.adapters import as_proposal
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.npe import FlowSize, fit_npe
 from fmcpe.baselines.common import asked_at_y
-from fmcpe.npe import FlowSize, fit_npe
+from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.training import Training
 
 FEW_PAIRS = Training(
     max_num_epochs=500,
@@ -76,4 +76,4 @@ class DPE:
                 theta, y, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars, what="DPE"
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
-        return asked_at_y(as_proposal(posterior), torch.Size(y.shape[1:]), "DPE", history, theta.shape[0])
+        return asked_at_y(as_base_posterior(posterior), torch.Size(y.shape[1:]), "DPE", history, theta.shape[0])

@@ -18,11 +18,11 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs, as_tensor, refuse_missing
 from fmcpe._random import seeded
-from fmcpe.adapters import as_proposal
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.npe import FlowSize, Rows, SimulationsOnDemand, fit_npe
 from fmcpe.baselines.common import SimulationTrained, asked_at_y
-from fmcpe.npe import FlowSize, Rows, SimulationsOnDemand, fit_npe
+from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.training import Training
 
 
 class JNPE(SimulationTrained):
@@ -83,7 +83,7 @@ class JNPE(SimulationTrained):
                 weights=weights, num_simulated=len(parameters) - number, what="J-NPE",
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
-        return asked_at_y(as_proposal(posterior), x.shape[1:], "J-NPE", history, number)
+        return asked_at_y(as_base_posterior(posterior), x.shape[1:], "J-NPE", history, number)
 
 
 def _has_rows(theta: Any, y: Any) -> bool:

@@ -17,10 +17,10 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
-from fmcpe.adapters import DensityProposal
+from fmcpe.base_posteriors.adapters import DensityBase
 from fmcpe.baselines.common import asked_at_y
+from fmcpe.nn.training import Training, train
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.training import Training, train
 
 FINE_TUNING = Training(
     max_num_epochs=1000,
@@ -52,7 +52,7 @@ class MFNPE:
         training: Training | None = None,
         device: str = "cpu",
     ) -> None:
-        if isinstance(posterior, DensityProposal):
+        if isinstance(posterior, DensityBase):
             posterior, prior = posterior.posterior, prior or posterior.prior
         if not isinstance(posterior, DirectPosterior):
             raise TypeError(
@@ -73,11 +73,11 @@ class MFNPE:
             seed: Makes the fit reproducible; torch's global generator is left as it was.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
-        proposal = DensityProposal(copy.deepcopy(self.posterior), self.prior)
-        assert proposal.x_shape is not None
-        theta, y, _ = as_pairs(theta, y, None, self.prior, proposal.x_shape)
+        base = DensityBase(copy.deepcopy(self.posterior), self.prior)
+        assert base.x_shape is not None
+        theta, y, _ = as_pairs(theta, y, None, self.prior, base.x_shape)
         theta, y = theta.to(self.device), y.to(self.device)
-        estimator = proposal.estimator.to(self.device).requires_grad_(True)
+        estimator = base.estimator.to(self.device).requires_grad_(True)
 
         def loss(rows: Tensor) -> Tensor:
             return estimator.loss(theta[rows], y[rows])
@@ -86,4 +86,4 @@ class MFNPE:
         with seeded(seed):
             history = train(estimator, loss, theta.shape[0], self.training, "MF-NPE", show_progress_bars)
         history["seconds"] = [time.perf_counter() - started]
-        return asked_at_y(proposal, proposal.x_shape, "MF-NPE", history, theta.shape[0])
+        return asked_at_y(base, base.x_shape, "MF-NPE", history, theta.shape[0])

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
-from fmcpe.adapters import as_proposal
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.npe import FlowSize, fit_npe
 from fmcpe.baselines.common import SimulationTrained, asked_at_y
-from fmcpe.npe import FlowSize, fit_npe
+from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.training import Training
 
 LIMIT = 100.0
 """Noise is cut off at so many standard deviations (with the default slab, one number in 1250): one Cauchy draw of a million
@@ -91,7 +91,7 @@ class NNPE(SimulationTrained):
         device: str = "cpu",
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
-        self.roughen = False  # its own noise is all the noise it has
+        self.domain_randomisation = False  # its own noise is all the noise it has
         self.noise = noise or SpikeAndSlab()
 
     def fit(
@@ -116,4 +116,4 @@ class NNPE(SimulationTrained):
                 corrupt=lambda data: self.noise(data, scale), what="NNPE",
             )  # fmt: skip
         history = posterior.history | {"seconds": [time.perf_counter() - started]}
-        return asked_at_y(as_proposal(posterior), x.shape[1:], "NNPE", history, num_pairs=0)
+        return asked_at_y(as_base_posterior(posterior), x.shape[1:], "NNPE", history, num_pairs=0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributions import Distribution
 
-from fmcpe.adapters import as_proposal
+from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.baselines.common import asked_at_y
 from fmcpe.posterior import CorrectedPosterior
 
@@ -16,20 +16,20 @@ class NPE:
     """The uncorrected posterior, with bounded sampling and the shapes of a corrected one.
 
     Args:
-        posterior: An sbi posterior, or anything that `as_proposal` accepts.
+        posterior: An sbi posterior, or anything that `as_base_posterior` accepts.
         prior: The prior of the simulations, where `posterior` does not carry it.
     """
 
     def __init__(self, posterior: Any, prior: Distribution | None = None) -> None:
-        self.proposal = as_proposal(posterior, prior)
+        self.base = as_base_posterior(posterior, prior)
 
     def fit(
         self, theta: Any = None, y: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
     ) -> CorrectedPosterior:
         """The posterior as it is; the pairs are not used, but `y` tells the shape where the posterior does not."""
-        shape = self.proposal.x_shape
+        shape = self.base.x_shape
         if shape is None:
             if y is None:
                 raise ValueError("the posterior does not know the shape of its data and no y came; pass fit(y=...).")
             shape = torch.as_tensor(y).shape[1:]
-        return asked_at_y(self.proposal, shape, "NPE", {"seconds": [0.0]}, num_pairs=0)
+        return asked_at_y(self.base, shape, "NPE", {"seconds": [0.0]}, num_pairs=0)

@@ -3,7 +3,7 @@ r"""RoPE: robust posterior estimation by optimal transport (Wehenkel et al., 202
 1. A copy g of the base posterior's embedding h is fine-tuned on the pairs: \( g(y_j) \) is drawn to the mean of
    \( h(S(\theta_j)) \) over fresh simulations.
 2. Semi-balanced entropic optimal transport between the \( g(y_i) \) of the observations that are asked about and the
-   \( h(x_k) \) of a pool of simulations gives weights \( w_{ik} \) (`fmcpe.transport`).
+   \( h(x_k) \) of a pool of simulations gives weights \( w_{ik} \) (`fmcpe.baselines.semi_balanced`).
 3. \( p(\theta | y_i) = \sum_k w_{ik}\, \hat p(\theta | x_k) \).
 
 Without an embedding, h and g both standardise x, and nothing is fine-tuned.
@@ -32,14 +32,13 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import CheckedSimulator, as_pairs
 from fmcpe._random import seeded
-from fmcpe.adapters import as_proposal
-from fmcpe.baselines.common import parameter_space
-from fmcpe.npe import simulate
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.npe import simulate
+from fmcpe.baselines.common import shared_of, wrapped
+from fmcpe.baselines.semi_balanced import TransportMixture
+from fmcpe.nn.training import Training, train
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.recipe import Recipe
 from fmcpe.spaces import FlatStandardiser
-from fmcpe.training import Training, train
-from fmcpe.transport import TransportMixture
 
 MATCHING = Training(
     max_num_epochs=500,
@@ -56,7 +55,7 @@ class RoPE:
     """Robust posterior estimation.
 
     Args:
-        posterior: The base posterior: an sbi posterior, or anything that `as_proposal` accepts.
+        posterior: The base posterior: an sbi posterior, or anything that `as_base_posterior` accepts.
         simulator: The simulator it was trained on. Without one, `simulations` are the pool and `fit` needs ``x=``.
         prior: The prior of the simulations, where `posterior` does not carry it.
         gamma: Weight of the plan's entropy, in units of the mean squared distance between two simulations.
@@ -85,7 +84,7 @@ class RoPE:
         training: Training | None = None,
         device: str = "cpu",
     ) -> None:
-        self.proposal, self.simulator = as_proposal(posterior, prior).to(device), simulator
+        self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
         if not 0 < gamma < float("inf"):
             raise ValueError(f"gamma={gamma} came; a positive number was expected. Try gamma=0.05.")
         if not rho >= 0:
@@ -108,10 +107,10 @@ class RoPE:
             seed: Makes the fit reproducible; torch's global generator is left as it was.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
-        theta, y, x = as_pairs(theta, y, x, self.proposal.prior, self.proposal.raw_shape)
+        theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
         started = time.perf_counter()
         with seeded(seed), torch.no_grad():
-            rows = simulate(self.simulator, self.proposal.prior, self.num_simulations, self.simulations)[1]
+            rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)[1]
             pool = rows[:].to(self.device)
             if pool.shape[1:] != y.shape[1:]:
                 raise ValueError(
@@ -119,34 +118,33 @@ class RoPE:
                     "expected. Bring y into the simulator's shape."
                 )
             theta, y = theta.to(self.device), y.to(self.device)
-            h = FlatStandardiser(pool) if self.proposal.embedding is None else copy.deepcopy(self.proposal.embedding)
+            h = FlatStandardiser(pool) if self.base.embedding is None else copy.deepcopy(self.base.embedding)
             g, features = copy.deepcopy(h).eval(), _in_parts(h, pool)
             if not bool((features != features[0]).any()):
-                what = "raw data are" if self.proposal.embedding is None else "embedding of x is"
+                what = "raw data are" if self.base.embedding is None else "embedding of x is"
                 raise ValueError(
                     f"the {what} the same for all {len(pool)} simulations of the pool; features that tell them apart were "
                     "expected, since RoPE matches y to the nearest of them. Check that the simulator depends on theta, or "
                     "train the base posterior again with another embedding_net."
                 )
             history: dict[str, list[float]] = {}
-            if self.proposal.embedding is not None:
+            if self.base.embedding is not None:
                 targets = self._targets(h, theta, x)
                 with torch.enable_grad():
                     history = self._match(g, y, targets, show_progress_bars)
-            working = self.proposal.summarised()
-            chain = TransportMixture(
+            working, shared = self.base.summarised(), shared_of(self.base)
+            mixture = TransportMixture(
                 working,
-                parameter_space(working.prior).to(self.device),
+                shared.space.to(self.device),
                 g.requires_grad_(False),
                 working.summarise(pool),
                 features,
                 _in_parts(g, y),
-                torch.Size(y.shape[1:]),
                 self.gamma,
                 self.rho,
             )
         history["seconds"] = [time.perf_counter() - started]
-        return CorrectedPosterior(chain.eval(), Recipe(), "none", history, theta.shape[0], "RoPE")
+        return wrapped(mixture, shared, y.shape[1:], "RoPE", history, theta.shape[0])
 
     def _targets(self, h: nn.Module, theta: Tensor, x: Tensor | None) -> Tensor:
         """The mean embedding of simulations at each θ, (N, d)."""

@@ -312,7 +312,7 @@ CLAIMS = (
           "joint W2 and C2ST against fmcpe-paper-x-only, each task and size, and again at the most of several",
           {"the x-map alone": _x_only_is_worse, "more than one size": _x_only_is_worse_with_many}, ("fmcpe-paper",)),
     Claim("independence", "The gap between both maps and the x-map alone widens as y depends on θ directly.",
-          "relative gap in joint C2ST, each α against the one before", _gap_widens),
+          "relative gap in joint C2ST, each α against the one before", _gap_widens, ("fmcpe-paper",)),
     Claim("prior", "With a wrong prior it improves with pairs and outperforms MF-NPE and RoPE.",
           "joint W2, C2ST and MMD², each task and size",
           {"improving with pairs": _improves_under_a_wrong_prior, **_beats("prior", ("mf-npe", "rope"), _JOINT)}),

@@ -24,7 +24,6 @@ COLORS = {
     "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
-    "fmcpe-sequential": "#7C8FD0", "fmcpe-x-only": "#6DC3B0", "fmcpe-theta-only": "#5E3C99",
 }  # fmt: skip
 """Okabe and Ito's, which colour-blind readers can tell apart; a method has the same colour in every figure."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fmcpe.bench.units import SIMULATION_TRAINED, Unit
 
 if TYPE_CHECKING:
+    from fmcpe import Paper, Stack
     from fmcpe.tasks import Task
 
 
@@ -38,9 +39,7 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
 
     changed = dict(unit.recipe)
     if unit.method.startswith("fmcpe"):
-        stages = unit.method.removeprefix("fmcpe").removeprefix("-paper").removeprefix("-") or "joint"
-        recipe = changed_recipe("paper" if "-paper" in unit.method else "default", changed)
-        return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)  # type: ignore[arg-type]
+        return FMCPE(base, task.simulator, task.prior, recipe=recipe_of(unit.method, changed), names=task.theta_names)
     if ":" in unit.method:
         return own_method(unit.method, base, task)
     if unit.method not in METHODS:
@@ -52,7 +51,7 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
             simulations = theta, task.simulator(theta)
         method: Any = METHODS[unit.method](base, task, simulations)
     if unit.method in SIMULATION_TRAINED:
-        method.num_simulations, method.roughen = unit.simulations, unit.randomised
+        method.num_simulations, method.domain_randomisation = unit.simulations, unit.randomised
         method.training = replace(method.training, max_num_epochs=unit.epochs)
     elif "epochs" in changed and hasattr(method, "training"):
         method.training = replace(method.training, max_num_epochs=changed["epochs"])
@@ -110,10 +109,22 @@ class _OneByOne:
         return torch.stack(draws, dim=len(sample_shape))
 
 
-def changed_recipe(name: str, changed: dict[str, Any]) -> Any:
-    """A recipe with some fields changed; fields that this recipe does not have are left out."""
-    from fmcpe import Recipe
+def recipe_of(method: str, changed: dict[str, Any]) -> Stack | Paper:
+    """The recipe of a method's name, with some fields changed; fields that it does not have are left out.
 
-    recipe = Recipe.paper() if name == "paper" else Recipe.default()
-    known = {f.name for f in fields(recipe)}
-    return replace(recipe, **{field: value for field, value in changed.items() if field in known})
+    Of a `Stack`, ``epochs`` is the number of gradient steps of every candidate that takes some.
+    """
+    from fmcpe import Paper, Stack
+
+    if method.startswith("fmcpe-paper"):
+        known = {f.name for f in fields(Paper)}
+        stages: Any = method.removeprefix("fmcpe-paper").removeprefix("-") or "joint"
+        return Paper(stages=stages, **{name: value for name, value in changed.items() if name in known})
+    stack = Stack(**{name: value for name, value in changed.items() if name in ("folds", "repeats")})
+    if "epochs" not in changed:
+        return stack
+    shorter = [
+        replace(candidate, steps=changed["epochs"]) if hasattr(candidate, "steps") else candidate  # type: ignore[type-var]
+        for candidate in stack.candidates
+    ]
+    return replace(stack, candidates=tuple(shorter))

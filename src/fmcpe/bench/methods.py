@@ -14,10 +14,10 @@ Nothing is trained before `fit`.
 | ``nnpe`` | trained on noisy simulations |
 | ``j-npe`` | trained on simulations and pairs together |
 | ``fmcpe`` | the default recipe |
-| ``fmcpe-sequential`` | u_X first, then u_Θ |
-| ``fmcpe-x-only`` | u_X alone |
-| ``fmcpe-theta-only`` | u_Θ alone |
 | ``fmcpe-paper`` | the recipe of the paper |
+| ``fmcpe-paper-sequential`` | the same, u_X first, then u_Θ |
+| ``fmcpe-paper-x-only`` | the same, u_X alone |
+| ``fmcpe-paper-theta-only`` | the same, u_Θ alone |
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.baselines import DPE, JNPE, MFNPE, NNPE, NPE, RoPE
-from fmcpe.correction import FMCPE, Stages
+from fmcpe.candidates import Paper
+from fmcpe.method import FMCPE
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.tasks.base import Task
 
@@ -85,9 +86,9 @@ def _from_simulation_prior(task: Task, simulations: Simulations | None, number: 
         return theta, task.simulator(theta)
 
 
-def _fmcpe(recipe: str = "default", stages: Stages = "joint") -> Factory:
+def _fmcpe(recipe: str | Paper = "default") -> Factory:
     def factory(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
-        return FMCPE(base, task.simulator, task.prior, recipe=recipe, stages=stages)
+        return FMCPE(base, task.simulator, task.prior, recipe=recipe)
 
     return factory
 
@@ -101,10 +102,10 @@ METHODS: dict[str, Factory] = {
     "nnpe": _nnpe,
     "j-npe": _jnpe,
     "fmcpe": _fmcpe(),
-    "fmcpe-sequential": _fmcpe(stages="sequential"),
-    "fmcpe-x-only": _fmcpe(stages="x-only"),
-    "fmcpe-theta-only": _fmcpe(stages="theta-only"),
-    "fmcpe-paper": _fmcpe(recipe="paper"),
+    "fmcpe-paper": _fmcpe("paper"),
+    "fmcpe-paper-sequential": _fmcpe(Paper(stages="sequential")),
+    "fmcpe-paper-x-only": _fmcpe(Paper(stages="x-only")),
+    "fmcpe-paper-theta-only": _fmcpe(Paper(stages="theta-only")),
 }
 
 WITHOUT_PAIRS = frozenset({"npe", "npe-randomised", "nnpe"})

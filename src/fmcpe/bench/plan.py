@@ -23,9 +23,8 @@ from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, U
 from fmcpe.tasks import find, zoo
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
-STAGES = ("fmcpe-sequential", "fmcpe-x-only", "fmcpe-theta-only")
 PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
-METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES, "fmcpe", *STAGES, "reference")
+METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference")
 """Every name a unit's method can have, in the order of tables."""
 
 WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "reference")
@@ -138,7 +137,7 @@ def _ablation(p: Preset) -> Iterable[Unit]:
 def _independence(p: Preset) -> Iterable[Unit]:
     p = replace(p, sizes=(p.most_pairs,), sets=min(3, p.sets), evaluation=p.extra, simulations=p.side_simulations)
     for alpha in p.alphas:
-        methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "fmcpe-x-only", "reference")
+        methods = ("fmcpe-paper", "fmcpe-paper-x-only", "fmcpe", "reference")
         yield from _grid(p, OWN_TASKS["independence"], methods, options(alpha=alpha))
 
 
@@ -179,8 +178,7 @@ def _sensitivity(p: Preset) -> Iterable[Unit]:
 
 def _frontier(p: Preset) -> Iterable[Unit]:
     p = replace(p, sets=min(3, p.sets))
-    # the default recipe's stages follow one another in any case: "sequential" is the default itself
-    methods = (*BASELINES, "fmcpe-paper", "fmcpe-x-only", "fmcpe-theta-only", "fmcpe", "reference")
+    methods = (*BASELINES, "fmcpe-paper", "fmcpe", "reference")
     return _grid(p, p.stage_tasks, methods)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fmcpe.bench import figures, frontier, paper, tables, zoo
+from fmcpe.bench import figures, frontier, paper, stack, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.page import (
@@ -176,6 +176,7 @@ def _zoo(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     yield "Accuracy against the time of a fit.", zoo.cost_plot(found)
     for by in zoo.BREAKDOWNS:
         yield "", zoo.breakdown_table(found, by, results)
+    yield "", stack.ablation_table(results)
     yield "", zoo.worst_table(found, results)
 
 

@@ -19,7 +19,7 @@ from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.results import METRICS, Results, missing, number
 from fmcpe.bench.table import Table
 from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, titled
-from fmcpe.recipe import Recipe
+from fmcpe.candidates.paper import Paper
 
 
 def metric_table(results: Results, experiment: str, metric: str) -> Table:
@@ -99,7 +99,7 @@ def budgets(results: Results, experiment: str, printed: str = "", one_draw: bool
             for row in fitted
         })  # fmt: skip
         parts += [f"{n} test pairs with {draws} {'draw' if draws == 1 else 'draws'} each" for n, draws in tested]
-    epochs = {dict(row.unit.recipe).get("epochs", Recipe.paper().epochs) for row in rows if "-paper" in row.unit.method}
+    epochs = {dict(row.unit.recipe).get("epochs", Paper.epochs) for row in rows if "-paper" in row.unit.method}
     parts += [f"{listed(sorted(epochs))} epochs of the paper's recipe"] if epochs else []
     simulations = {row.unit.simulations for row in rows if row.unit.base is not None}
     parts += [f"{listed(sorted(simulations))} simulations for the base posterior"] if simulations else []
@@ -175,19 +175,14 @@ def independence_table(results: Results) -> Table:
                     results.cell("independence", task, method, None, metric),
                     _gap(results, task, "fmcpe-paper", metric) if i else "",
                 ]
-            default = method.replace("-paper", "")
-            row += [
-                results.cell("independence", task, default, None, "joint_c2st"),
-                _gap(results, task, "fmcpe", "joint_c2st") if i else "",
-            ]
-            rows.append(row)
+            rows.append([*row, "" if i else results.cell("independence", task, "fmcpe", None, "joint_c2st")])
         c2st, mmd = (
             results.cell("independence", task, "reference", None, m) for m in ("joint_c2st", "joint_mmd2_paired")
         )
-        rows.append([f"{alpha:g}", "reference", "", "", c2st, "", "", "", mmd, "", c2st, ""])
+        rows.append([f"{alpha:g}", "reference", "", "", c2st, "", "", "", mmd, "", c2st])
     header = [
         "α", "maps", "jC2ST, paper", "Δ %, paper", "jC2ST, ours", "Δ %, ours", "jMMD², paper", "Δ %, paper",
-        "jMMD², ours", "Δ %, ours", "jC2ST, default recipe", "Δ %, default",
+        "jMMD², ours", "Δ %, ours", "jC2ST, default recipe",
     ]  # fmt: skip
     note = so_far(results, "independence") + (
         f"{sets_note(results, 'independence', 'seeds')} Δ %: the x-map alone against both maps, of the means. The paper's "

@@ -68,7 +68,7 @@ def _train_base(unit: Unit) -> tuple[dict[str, Any], dict[str, bytes]]:
     started = time.perf_counter()
     base = train_npe(
         task.simulator, task.simulation_prior, unit.simulations, embedding_net, seed=unit.seed,
-        max_num_epochs=unit.epochs, show_progress_bars=False, roughen=None if unit.randomised else False,
+        max_num_epochs=unit.epochs, show_progress_bars=False, domain_randomisation=None if unit.randomised else False,
     )  # fmt: skip
     seconds = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def load_base(content: bytes) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / BASE_FILE
         path.write_bytes(content)
-        return fmcpe.load(path).corrector.proposal.posterior  # type: ignore[attr-defined]
+        return fmcpe.load(path).shared.base.posterior  # type: ignore[attr-defined]
 
 
 def task_of(unit: Unit, data: str | None) -> Any:
@@ -110,10 +110,13 @@ def task_of(unit: Unit, data: str | None) -> Any:
 def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[str, Any], dict[str, bytes]]:
     import numpy as np
 
+    from fmcpe._random import derive, seeded
     from fmcpe.bench.fitting import fitted
-    from fmcpe.bench.measure import measured, reference_draws
+    from fmcpe.bench.measure import TEST_SEED, measured, reference_draws
+    from fmcpe.bench.stack import stack_metrics
 
     task, evaluation = task_of(unit, data), unit.evaluation
+    stacked: Any = None
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
     metrics |= {"severity": task.severity, "strength": task.strength} if hasattr(task, "severity") else {}
     if unit.method == "reference":
@@ -135,12 +138,17 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
         metrics["fit_seconds"] = time.perf_counter() - started
         if hasattr(posterior, "summary"):
             metrics["summary"] = posterior.summary()
+        if unit.task.startswith("zoo/") and getattr(posterior, "weights", None):
+            stacked = posterior
 
         def draw(number: int, y: Any) -> Any:
             return posterior.sample_batched((number,), x=y, show_progress_bars=False)
 
     started = time.perf_counter()
     found, arrays = measured(draw, task, evaluation, unit.seed)
+    if stacked is not None:
+        with seeded(derive(unit.seed, "bench", "stack")):
+            found["stack"] = stack_metrics(stacked, *task.test_set(evaluation.test, TEST_SEED))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     metrics["measuring_seconds"] = time.perf_counter() - started

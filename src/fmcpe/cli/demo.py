@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     fitting = time.perf_counter() - started
 
     say(f"{title}: drawing {NUM_DRAWS} times for each of {options.test} new real observations ...")
-    space, uncorrected = corrected.corrector.space, baselines.NPE(base, task.prior).fit()
+    space, uncorrected = corrected.space, baselines.NPE(base, task.prior).fit()
     draws = uncorrected.sample_batched((NUM_DRAWS,), x=y_test, seed=0)
     before = score("uncorrected", draws, theta_test, space, training)
     draws = corrected.sample_batched((NUM_DRAWS,), x=y_test, seed=0)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics import draws
-from fmcpe.samples import draws_and_truth, finite
+from fmcpe.metrics.samples import draws_and_truth, finite
 
 _ALPHA = 0.05
 

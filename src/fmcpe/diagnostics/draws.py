@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
-from fmcpe.samples import draws_and_truth, finite
+from fmcpe.metrics.samples import draws_and_truth, finite
 
 
 def ranks(samples: Any, theta: Any, seed: int | None = 0) -> Tensor:

@@ -20,7 +20,7 @@ from scipy import stats
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
 from fmcpe.diagnostics.draws import central_coverage
-from fmcpe.samples import draws_and_truth, finite
+from fmcpe.metrics.samples import draws_and_truth, finite
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (12, 3)), (0, (8, 2, 2, 2)))

@@ -17,7 +17,7 @@ from os import PathLike
 import torch
 from torch import Tensor, nn
 
-from fmcpe.networks import ChannelsFirst
+from fmcpe.nn.embeddings import ChannelsFirst
 from fmcpe.tasks.base import RealSide, Reference, Side, Stream, Task
 from fmcpe.tasks.chambers import Measurements, read_images
 from fmcpe.tasks.light_tunnel_model import SIZE, Camera, Photographs, hexagon

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
-from fmcpe.networks import SERIES_FROM
+from fmcpe.nn.embeddings import SERIES_FROM
 from fmcpe.tasks.base import Task
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, as everywhere in the library

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import derive, seeded
-from fmcpe.networks import SERIES_FROM, embedding_for
+from fmcpe.nn.embeddings import SERIES_FROM, embedding_for
 from fmcpe.spaces import ParameterSpace
 from fmcpe.tasks.base import BLOCK, Reference, Side, Stream, Task
 from fmcpe.tasks.zoo.family import Constants, Family

@@ -1,0 +1,35 @@
+"""Ways to turn pairs into a corrected posterior, one per file. A new idea is one more file and one line in `default`."""
+
+from __future__ import annotations
+
+from fmcpe.candidates.base import Candidate, Posterior
+from fmcpe.candidates.fine_tuned import FineTuned
+from fmcpe.candidates.joint_flow import JointFlow
+from fmcpe.candidates.paper import Paper, paper_settings
+from fmcpe.candidates.prior import Prior
+from fmcpe.candidates.residual_shift import ResidualShift
+from fmcpe.candidates.ridge_transport import RidgeTransport
+from fmcpe.candidates.synthetic_likelihood import SyntheticLikelihood
+from fmcpe.candidates.uncorrected import Uncorrected
+
+__all__ = [
+    "Candidate",
+    "FineTuned",
+    "JointFlow",
+    "Paper",
+    "Posterior",
+    "Prior",
+    "ResidualShift",
+    "RidgeTransport",
+    "SyntheticLikelihood",
+    "Uncorrected",
+    "default",
+    "paper_settings",
+]
+
+
+def default() -> tuple[Candidate, ...]:
+    """The candidates of the default recipe."""
+    return (
+        Prior(), Uncorrected(), RidgeTransport(), ResidualShift(), SyntheticLikelihood(), JointFlow(), FineTuned(),
+    )  # fmt: skip

@@ -1,0 +1,260 @@
+"""What a candidate is: a way to turn pairs into a posterior, fitted on some rows and scored on others."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe._random import seeded
+from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.problem import Problem, groups_of
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+LARGEST = 500
+"""Numbers of data that are regressed on: of more, a covariance matrix would be most of the work."""
+
+CLIP = 4.0
+"""Features are clipped at so many standard deviations, to prevent extrapolation."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the parts of a posterior share, and a file holds once.
+
+    Args:
+        base: The base posterior on raw data.
+        space: Physical θ <-> z.
+        target_prior: The distribution of θ in use.
+        pool: Draws of it, in z, (L, p).
+        embedding_net: A user's network, where a file could not describe it.
+    """
+
+    base: BasePosterior
+    space: ParameterSpace
+    target_prior: Distribution
+    pool: Tensor
+    embedding_net: nn.Module | None = None
+
+
+class Remembered:
+    """What was computed for the last observations: a density is asked about the same ones many times."""
+
+    def __init__(self) -> None:
+        self._y: Tensor | None = None
+        self._value: Any = None
+
+    def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
+        """The value for these observations."""
+        if self._y is None or self._y.shape != y.shape or self._y.device != y.device or not torch.equal(self._y, y):
+            self._value, self._y = compute(), y.detach().clone()
+        return self._value
+
+
+class Posterior(nn.Module, ABC):
+    """A fitted p(z | y), in unconstrained, standardised parameters z.
+
+    `to_config` and `from_config` describe its architecture; the numbers are its `state_dict`.
+    """
+
+    components: int = 1
+    """Draws of x̃ in its density, where that is a Monte-Carlo mixture."""
+
+    transductive: ClassVar[bool] = False
+    """Whether the answer for one observation depends on the others that are asked about at the same time."""
+
+    @abstractmethod
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        """Draws for raw observations: (B, ...) -> (B, n, p)."""
+
+    @abstractmethod
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        """Log density in z: (B, n, p) and (B, ...) -> (B, n)."""
+
+    @classmethod
+    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Draws of several members of this class, so many of each; a subclass shares work between them."""
+        return [member.sample(y, n) for member, n in zip(members, counts, strict=True)]
+
+    @classmethod
+    def log_prob_together(cls, members: Sequence[Posterior], z: Tensor, y: Tensor) -> list[Tensor]:
+        """Log densities of several members of this class; a subclass shares work between them."""
+        return [member.log_prob(z, y) for member in members]
+
+    @abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """What `from_config` needs beside the shared parts, as JSON."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> Posterior:
+        """A posterior of this architecture, its numbers still to be loaded."""
+
+
+class Candidate(ABC):
+    """A way to turn pairs into a posterior.
+
+    Everything that `fit` computes or tunes from pairs (standardisation, penalties, sizes, early stopping, recalibration) it
+    computes from the rows it is given and no others.
+    """
+
+    name: ClassVar[str]
+    uses_pairs: ClassVar[bool] = True
+    """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+
+    def skipped(self, problem: Problem) -> str | None:
+        """Why this candidate cannot be fitted to a problem, in words; None if it can."""
+        return None
+
+    @abstractmethod
+    def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> Sequence[Posterior]:
+        """One posterior for each set of row numbers, fitted on these rows alone; networks are trained as one batch."""
+
+    def fit(self, problem: Problem, rows: Tensor) -> Posterior:
+        """The posterior that these rows give."""
+        return self.fit_members(problem, [rows])[0]
+
+
+class Transported(Posterior):
+    r"""The base posterior behind a transport of the data, and in front of one of the parameters.
+
+        y -> x̃ ~ source(y),   z_0 ~ p̂(z | x̃),   z = push(z_0, y)
+
+    A subclass overrides `source`, or `push` and `pull`, or both; this class itself is the uncorrected posterior. The density is
+    \( \log p(z|y) = \log K^{-1} \sum_k \hat p(z_0 | \tilde x_k) - \log|\det \partial z / \partial z_0| \), a Monte-Carlo
+    mixture over x̃.
+
+    Args:
+        base: The base posterior, on raw data or as a function of its own summary of them.
+        space: Physical θ <-> z.
+    """
+
+    is_random: bool = False
+    """Whether x̃ is drawn: otherwise one component is the whole mixture."""
+
+    def __init__(self, base: BasePosterior, space: ParameterSpace) -> None:
+        super().__init__()
+        self._parts = (base, space)  # not submodules: members share them, and files hold them once
+        self._last = Remembered()
+        self.components = base.components
+
+    @property
+    def base(self) -> BasePosterior:
+        """The base posterior."""
+        return self._parts[0]
+
+    @property
+    def space(self) -> ParameterSpace:
+        """Physical θ <-> z."""
+        return self._parts[1]
+
+    def source(self, y: Tensor, n: int) -> Tensor:
+        """x̃ for raw observations, as the base posterior takes it: (B, ...) -> (B, n, *summary)."""
+        seen = self.base.summarise(y)
+        return seen[:, None].expand(-1, n, *seen.shape[1:])
+
+    def push(self, z: Tensor, y: Tensor) -> Tensor:
+        """Z of z_0, (B, n, p)."""
+        return z
+
+    def pull(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """z_0 of z, (B, n, p), and the log-determinant of `push` there, (B, n)."""
+        return z, z.new_zeros(z.shape[:2])
+
+    @torch.no_grad()
+    def sample_source(self, y: Tensor, n: int) -> Tensor:
+        """z_0, (B, n, p)."""
+        if not self.is_random:
+            theta = self.base.sample(self.source(y, 1)[:, 0], n)
+        else:
+            theta = self.base.sample(self.source(y, n).flatten(0, 1), 1)[:, 0].unflatten(0, (len(y), n))
+        return self.space.to_z_safely(theta)
+
+    @torch.no_grad()
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        return self.push(self.sample_source(y, n), y)
+
+    @classmethod
+    @torch.no_grad()
+    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Members that share a base posterior ask it in one call."""
+        group = [cast(Transported, member) for member in members]
+        first = group[0]
+        if len(group) == 1 or any(member.base is not first.base for member in group):
+            return super().sample_together(members, y, counts)
+        x = torch.cat(cls.sources(group, y, counts), dim=1)
+        theta = first.base.sample(x.flatten(0, 1), 1)[:, 0]
+        z = first.space.to_z_safely(theta).unflatten(0, x.shape[:2]).split(list(counts), dim=1)
+        return cls.pushes(group, z, y)
+
+    @classmethod
+    def sources(cls, group: Sequence[Transported], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """`source` of each of several members."""
+        return [member.source(y, n) for member, n in zip(group, counts, strict=True)]
+
+    @classmethod
+    def pushes(cls, group: Sequence[Transported], z: Sequence[Tensor], y: Tensor) -> list[Tensor]:
+        """`push` of each of several members."""
+        return [member.push(part, y) for member, part in zip(group, z, strict=True)]
+
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.log_prob_of_source(*self.pull(z, y), y)
+
+    def log_prob_of_source(self, z0: Tensor, log_det: Tensor, y: Tensor) -> Tensor:
+        """Log density at what `pull` gave."""
+        components, log_mass = self._last(y, lambda: self._components(y))
+        rows = []
+        for b in range(len(y)):
+            theta = self.space.to_theta(z0[b])
+            each = theta.expand(components.shape[1], *theta.shape)  # (K, n, p)
+            density = self.base.log_prob(each, components[b], log_mass[b])
+            rows.append(density.logsumexp(0) - math.log(len(each)) - self.space.log_abs_det(theta, z0[b]))
+        return torch.stack(rows) - log_det
+
+    def _components(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """x̃ of the mixture, (B, K, ...), and the log mass of each inside the support: always the same."""
+        with seeded(0), torch.no_grad():
+            x = self.source(y, self.components if self.is_random else 1)
+            return x, self.base.log_acceptance(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+    def to_config(self) -> dict[str, Any]:
+        return {"summarised": self.base.summarised() is self.base, "components": self.components}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> Transported:
+        return cls(base_of(config, shared), shared.space)
+
+
+def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
+    """The base posterior as a member takes it: on its own summary, or on raw data."""
+    return shared.base.summarised() if config["summarised"] else shared.base
+
+
+def scale_of_simulations(problem: Problem, rows: Tensor) -> Standardiser:
+    """Standardises summaries of simulations: by the bank, or by the simulations at the θ of these rows."""
+    if problem.bank_seen is not None:
+        return Standardiser(problem.bank_seen)
+    assert problem.x is not None
+    return Standardiser(problem.x[rows].flatten(0, 1))
+
+
+def tiled(subsets: Sequence[Tensor]) -> Tensor:
+    """Row numbers of all members as one matrix, (K, n): members with fewer rows repeat their first ones."""
+    size = max(map(len, subsets))
+    return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
+
+
+def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Training and validation rows of one member; repeated θ stay together. A single θ is both."""
+    groups, distinct = groups_of(theta[rows])
+    if distinct == 1:
+        return rows, rows
+    chosen = torch.randperm(distinct)[: max(1, round(share * distinct))]
+    inside = torch.isin(groups, chosen)
+    return rows[~inside], rows[inside]

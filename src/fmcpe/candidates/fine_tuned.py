@@ -1,0 +1,120 @@
+r"""The base estimator fine-tuned on the pairs, embedding included where there is one, with replayed simulations.
+
+    minimise  E_pairs[-log q(θ_j | y_j)] + E_bank[-log q(θ | x)]        q starts as p̂; simulations x are domain-randomised
+
+Each member goes on training from the base posterior's weights on its own rows, and stops early on a part of them that it does
+not train on. Replayed simulations keep what they taught; where the base posterior was trained with domain randomisation, they
+are randomised too, and y is taken to be as rough as the middle of that range. All members take their steps as one batch of
+networks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmcpe.base_posteriors.adapters import DensityBase
+from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels
+from fmcpe.candidates.base import Candidate, Shared, Transported, split_rows
+from fmcpe.nn.embeddings import level_aware_part
+from fmcpe.nn.estimators import stack, unstacked
+from fmcpe.nn.training import descend
+from fmcpe.problem import Problem
+from fmcpe.spaces import ParameterSpace
+
+
+class FineTunedPosterior(Transported):
+    """The base posterior with weights of its own.
+
+    Args:
+        base: The base posterior that was fine-tuned, on raw data.
+        space: Physical θ <-> z.
+        estimator: The fine-tuned density estimator.
+    """
+
+    def __init__(self, base: DensityBase, space: ParameterSpace, estimator: nn.Module) -> None:
+        super().__init__(base.with_estimator(estimator).summarised(), space)
+        self.estimator = estimator
+
+    def to_config(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> FineTunedPosterior:
+        assert isinstance(shared.base, DensityBase)
+        return cls(shared.base, shared.space, copy.deepcopy(shared.base.estimator))
+
+
+@dataclass(frozen=True)
+class FineTuned(Candidate):
+    """Fine-tuning with replay.
+
+    Args:
+        steps: Gradient steps.
+        learning_rate: Peak of one cycle.
+        batch_size: Pairs per step.
+        replay: Simulations per step.
+        validation: Share of a member's rows that stop it early.
+        level: Roughness that real data are taken to have, by a base posterior that knows of it.
+    """
+
+    steps: int = 200
+    learning_rate: float = 5e-3
+    batch_size: int = 32
+    replay: int = 16
+    validation: float = 0.2
+    level: float = 0.5
+
+    name = "fine_tuned"
+
+    def skipped(self, problem: Problem) -> str | None:
+        return (
+            None
+            if isinstance(problem.base, DensityBase)
+            else "the base posterior has no density estimator to fine-tune"
+        )
+
+    def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[FineTunedPosterior]:
+        assert isinstance(problem.base, DensityBase)
+        estimator, rough = problem.base.estimator, level_aware_part(problem.base.estimator) is not None
+        theta, y, number = problem.space.to_theta(problem.z), problem.y, len(subsets)
+        members = stack(estimator, number, self.level)
+        splits = [split_rows(rows, problem.theta, self.validation) for rows in subsets]
+        training, validation = [s[0] for s in splits], [s[1] for s in splits]
+        size = max(map(len, validation))
+        held_out = torch.stack([torch.cat([rows, rows[:1].expand(size - len(rows))]) for rows in validation])
+        counts = torch.stack([(torch.arange(size, device=y.device) < len(rows)).float() for rows in validation])
+        scale = float((y if problem.bank_x is None else problem.bank_x).std())
+        replayed = 0 if problem.bank_x is None else self.replay
+
+        def batch() -> tuple[Tensor, Tensor, Tensor]:
+            rows = torch.stack([index[torch.randint(len(index), (self.batch_size,))] for index in training])
+            parts = [(theta[rows], y[rows], torch.full((*rows.shape, 1), self.level, device=y.device))]
+            if replayed:
+                assert problem.bank_theta is not None and problem.bank_x is not None
+                again = torch.randint(len(problem.bank_theta), (number, replayed))
+                levels = draw_levels(number * replayed, y.device)
+                x = problem.bank_x[again]
+                if rough:
+                    x = distort(x.flatten(0, 1), levels, scale).unflatten(0, (number, replayed))
+                parts.append((problem.bank_theta[again], x, levels.unflatten(0, (number, replayed))))
+            return tuple(torch.cat(part, dim=1) for part in zip(*parts, strict=True))  # type: ignore[return-value]
+
+        levels = torch.full((*held_out.shape, 1), self.level, device=y.device)
+
+        @torch.no_grad()
+        def validated() -> Tensor:
+            losses = members(theta[held_out], y[held_out], levels)
+            return (losses.nan_to_num(1e6, 1e6) * counts).sum(1) / counts.sum(1)
+
+        def loss(step: int) -> Tensor:
+            return members(*batch()).mean(1)
+
+        (best,) = descend([members], loss, self.steps, self.learning_rate, validate=validated)
+        tuned = [unstacked(one, estimator) for one in members.members(best)]
+        return [FineTunedPosterior(problem.base, problem.space, one.requires_grad_(False)) for one in tuned]

@@ -1,0 +1,81 @@
+r"""Raw data shifted to where the simulator would have put them: \( y' = y + g(h(y)) \), then \( \hat p(\theta | y') \).
+
+g is a ridge regression of \( \bar x(\theta_j) - y_j \) on the base posterior's summary of y_j; \( \bar x(\theta) \) is the
+mean of simulations at θ. Where simulator and reality differ by a smooth curve (a lag, a drift, a gain), few pairs determine
+it. The shift is applied to raw data, noise and all: nothing is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.candidates.base import CLIP, Candidate, Shared, Transported, base_of
+from fmcpe.nn.ridge import Ridge, fit_ridge
+from fmcpe.problem import Problem
+from fmcpe.spaces import FlatStandardiser, ParameterSpace
+
+DIRECTIONS = 64
+"""Directions of the data in which they are shifted: all of a short vector, the leading ones of others."""
+
+
+class Shifted(Transported):
+    """One fitted member.
+
+    Args:
+        base: The base posterior, as a function of its summary.
+        space: Physical θ <-> z.
+        y_scale: Standardises summaries of y.
+        ridge: Summary -> shift.
+    """
+
+    def __init__(self, base: BasePosterior, space: ParameterSpace, y_scale: FlatStandardiser, ridge: Ridge) -> None:
+        super().__init__(base, space)
+        self.y_scale, self.ridge = y_scale, ridge
+
+    def source(self, y: Tensor, n: int) -> Tensor:
+        features = self.y_scale(self.base.summarise(y)).clamp(-CLIP, CLIP)
+        return super().source(y + self.ridge(features).unflatten(1, y.shape[1:]), n)
+
+    def to_config(self) -> dict[str, Any]:
+        return super().to_config() | {"shape": list(self.y_scale.mean.shape), "numbers": self.ridge.bias.numel()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> Shifted:
+        y_scale = FlatStandardiser(torch.zeros(2, *config["shape"]))
+        return cls(base_of(config, shared), shared.space, y_scale, Ridge(y_scale.mean.numel(), config["numbers"]))
+
+
+@dataclass(frozen=True)
+class ResidualShift(Candidate):
+    """A regression of the residual in data space, then the base posterior."""
+
+    name = "residual_shift"
+
+    def skipped(self, problem: Problem) -> str | None:
+        return "it needs a simulator, or simulations paired with the pairs" if problem.x_mean is None else None
+
+    def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[Shifted]:
+        return [self._fit(problem, rows) for rows in subsets]
+
+    def _fit(self, problem: Problem, rows: Tensor) -> Shifted:
+        assert problem.x_mean is not None
+        y_scale = FlatStandardiser(problem.seen[rows])
+        features = y_scale(problem.seen[rows]).clamp(-CLIP, CLIP)
+        wanted = (problem.x_mean[rows] - problem.y[rows]).flatten(1)
+        mean, directions = wanted.mean(0), _leading(wanted)
+        ridge = fit_ridge(features, (wanted - mean) @ directions).ridge
+        return Shifted(problem.summarised, problem.space, y_scale, ridge.mapped(directions.T, mean))
+
+
+def _leading(rows: Tensor) -> Tensor:
+    """Orthonormal directions, (d, r), in which rows (n, d) differ most."""
+    number, size = rows.shape
+    if size <= DIRECTIONS:
+        return torch.eye(size, device=rows.device)
+    return torch.svd_lowrank(rows - rows.mean(0), q=min(DIRECTIONS, number, size))[2]

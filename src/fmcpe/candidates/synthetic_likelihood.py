@@ -1,0 +1,352 @@
+r"""A likelihood p(y | θ) regressed from the pairs, inverted by Bayes' rule with the target prior.
+
+    s(y) = μ + Bᵀ φ(θ) + ε          s: leading directions of the data, φ: polynomials of θ, ε: Student's t
+    (`fmcpe.nn.conjugate`) p(z | y) ∝ p(z) t(s(y); φ(z))
+
+A pair shows what reality makes of a θ, with no simulator in between. Where that is smooth in θ, few coefficients describe it.
+The features are those of highest evidence. Draws are importance-resampled from a defensive mixture: Laplace approximations
+around several points of high posterior density, and the prior. The same weights give the normaliser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe._random import seeded
+from fmcpe.candidates.base import CLIP, Candidate, Posterior, Remembered, Shared
+from fmcpe.candidates.prior import log_prior
+from fmcpe.nn.conjugate import Regression, fit_conjugate
+from fmcpe.nn.embeddings import SERIES_FROM
+from fmcpe.nn.importance import TMixture, effective_share, pareto_k, systematic
+from fmcpe.nn.polynomials import Powers, count
+from fmcpe.problem import Problem
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+
+class Features(nn.Module):
+    """Polynomials of θ, standardised by the prior.
+
+    Args:
+        space: Physical θ <-> z.
+        pool: Draws of the prior in z, for the statistics.
+        degree: Of the polynomials.
+        physical: Whether they are polynomials of physical θ, or of z.
+    """
+
+    def __init__(self, space: ParameterSpace, pool: Tensor, degree: int, physical: bool) -> None:
+        super().__init__()
+        self._space, self.degree, self.physical = (space,), degree, physical
+        self.powers = Powers(pool.shape[1], degree)
+        self.inner = Standardiser(space.to_theta(pool) if physical else pool)
+        self.outer = Standardiser(self._polynomials(pool))
+        self.order, self.kind = torch.tensor([len(term) for term in self.powers.terms]), (degree, physical)
+
+    def _polynomials(self, z: Tensor) -> Tensor:
+        u = self.inner(self._space[0].to_theta(z) if self.physical else z)
+        return self.powers(u.clamp(-CLIP, CLIP))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(B, p) -> (B, F)."""
+        return self.outer(self._polynomials(z))
+
+
+class Directions(nn.Module):
+    """Leading directions of data, standardised: (B, ...) -> (B, q).
+
+    Args:
+        numbers: d.
+        size: q.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, numbers: int, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(numbers))
+        self.register_buffer("matrix", torch.zeros(numbers, size))
+
+    @classmethod
+    def of(cls, y: Tensor, most: int) -> Directions:
+        """The leading directions of data (n, ...): all of a short vector, at most `most` of others."""
+        flat = y.flatten(1).double()
+        share_unit = y.ndim > 2 or flat.shape[1] >= SERIES_FROM  # numbers of a series or an image have one unit
+        std = flat.std().expand(flat.shape[1]) if share_unit else flat.std(0)
+        std = torch.where(std > 1e-9 * flat.abs().amax(0).clamp_min(1e-30), std, torch.ones_like(std))
+        centred = (flat - flat.mean(0)) / std
+        size = min(most, flat.shape[1], max(1, len(flat) - 2))
+        if flat.shape[1] <= most:
+            matrix = torch.eye(flat.shape[1], dtype=flat.dtype)
+        elif flat.shape[1] > 1000:
+            matrix = torch.svd_lowrank(centred, q=size, niter=4)[2]
+        else:
+            matrix = torch.linalg.svd(centred, full_matrices=False)[2][:size].T
+        spread = (centred @ matrix).std(0)
+        scale = torch.ones_like(spread) if flat.shape[1] <= most else 1 / spread.max().clamp_min(1e-30)
+        out = cls(*matrix.shape)
+        out.mean.copy_(flat.mean(0))
+        out.matrix.copy_(matrix * scale / std[:, None])
+        return out
+
+    def forward(self, y: Tensor) -> Tensor:
+        return (y.flatten(1) - self.mean) @ self.matrix
+
+
+class SyntheticPosterior(Posterior):
+    """Bayes' rule for one regression.
+
+    Args:
+        regression: The likelihood.
+        directions: y -> s.
+        features: z -> φ.
+        problem: Prior, space, and draws of the prior.
+        modes: Laplace approximations in the proposal.
+        proposals: Importance samples per observation, at least.
+
+    Attributes:
+        effective: Effective sample size of the last draws, over the number of importance samples, mean over observations.
+        unreliable: Share of their observations with a Pareto k̂ above 0.7.
+    """
+
+    def __init__(
+        self,
+        regression: Regression,
+        directions: Directions,
+        features: Features,
+        shared: Problem | Shared,
+        modes: int,
+        proposals: int,
+    ) -> None:
+        super().__init__()
+        self.regression, self.directions, self.features = regression, directions, features
+        self._prior_space_pool = (shared.target_prior, shared.space, shared.pool)  # shared, and in a file once
+        self.modes, self.proposals = modes, proposals
+        self._last = Remembered()
+        self.effective, self.unreliable = 1.0, 0.0
+
+    @property
+    def prior(self) -> Distribution:
+        """The target prior."""
+        return self._prior_space_pool[0]
+
+    @property
+    def space(self) -> ParameterSpace:
+        """Physical θ <-> z."""
+        return self._prior_space_pool[1]
+
+    @property
+    def pool(self) -> Tensor:
+        """Draws of the prior, in z."""
+        return self._prior_space_pool[2]
+
+    def to_config(self) -> dict[str, Any]:
+        features = {"degree": self.features.degree, "physical": self.features.physical}
+        return features | {
+            "directions": list(self.directions.matrix.shape),
+            "modes": self.modes,
+            "proposals": self.proposals,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> SyntheticPosterior:
+        features = Features(shared.space, shared.pool, config["degree"], config["physical"])
+        numbers, size = config["directions"]
+        regression, directions = Regression(len(features.order), size), Directions(numbers, size)
+        return cls(regression, directions, features, shared, config["modes"], config["proposals"])
+
+    def see(self, y: Tensor) -> Tensor:
+        """Whitened leading directions of raw observations, (B, d)."""
+        return self.regression.whiten(self.directions(y))
+
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        return self.sample_together([self], y, [n])[0]
+
+    @classmethod
+    @torch.no_grad()
+    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Members with features of one kind are evaluated as one batch of regressions."""
+        out: dict[int, Tensor] = {}
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for i, member in enumerate(members):
+            assert isinstance(member, SyntheticPosterior)
+            kinds.setdefault((*member.features.kind, member.directions.matrix.shape[1]), []).append(i)
+        for group in kinds.values():
+            some = [cast(SyntheticPosterior, members[i]) for i in group]
+            most = max(counts[i] for i in group)
+            rows = max(1, 400_000 // (max(some[0].proposals, 4 * most) * len(group)))
+            parts = [_Target(some, part).sample(most) for part in y.split(rows)]
+            for place, i in enumerate(group):
+                out[i] = torch.cat([part[place] for part in parts])[:, : counts[i]]
+        return [out[i] for i in range(len(members))]
+
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        return _Target([self], y).joint(z) - self._last(y, lambda: _Target([self], y).log_evidence())[:, None]
+
+
+class _Target:
+    """Log prior and log likelihood of E regressions with features of one kind, for B observations: rows are E·B.
+
+    Args:
+        members: The regressions.
+        y: Raw observations, (B, ...).
+    """
+
+    def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
+        first = members[0]
+        self.members, self.features, self.prior, self.space, self.pool = (
+            members, first.features, first.prior, first.space, first.pool,
+        )  # fmt: skip
+        self.number, self.seen = len(members), torch.cat([member.see(y) for member in members])
+        self.mean, self.weight, self.root = (
+            torch.stack([getattr(member.regression, name) for member in members])
+            for name in ("feature_mean", "weight", "gram_root")
+        )
+        self.spare = torch.stack([1 + 1 / member.regression.count for member in members])[:, None]
+        freedom = torch.stack([member.regression.freedom for member in members])
+        self.freedom = freedom.repeat_interleave(len(y))[:, None]
+
+    def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Whitened means, (E·B, n, d), and factors of the residual variance, (E·B, n), at z (E·B, n, p)."""
+        mean, factor = self._predict(self.features(z.reshape(-1, z.shape[2])).unflatten(0, (self.number, -1)))
+        return mean.reshape(*z.shape[:2], -1), factor.reshape(z.shape[:2])
+
+    def _predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        centred = features - self.mean[:, None]
+        return centred @ self.weight, self.spare + (centred @ self.root).square().sum(-1)
+
+    def log_likelihood(self, distance: Tensor, factor: Tensor) -> Tensor:
+        """Student's t at squared distances, (E·B, n)."""
+        d = self.seen.shape[1]
+        tail = torch.log1p(distance / (self.freedom * factor))
+        return -0.5 * d * factor.log() - 0.5 * (self.freedom + d) * tail
+
+    def joint(self, z: Tensor) -> Tensor:
+        """Log prior and log likelihood, up to a constant: (E·B, n)."""
+        mean, factor = self.predict(z)
+        likelihood = self.log_likelihood((self.seen[:, None] - mean).square().sum(-1), factor)
+        return likelihood + log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
+
+    def sample(self, n: int) -> Tensor:
+        """Importance-resampled draws, (E, B, n, p)."""
+        first = self.members[0]
+        z, log_weights = self.weighted(max(first.proposals, 4 * n))
+        shares = effective_share(log_weights).reshape(self.number, -1).mean(1)
+        unreliable = (pareto_k(log_weights) > 0.7).float().reshape(self.number, -1).mean(1)
+        for member, share, bad in zip(self.members, shares.tolist(), unreliable.tolist(), strict=True):
+            member.effective, member.unreliable = share, bad
+        index = systematic(log_weights.softmax(1), n)
+        return z.gather(1, index[..., None].expand(-1, -1, z.shape[2])).unflatten(0, (self.number, -1))
+
+    def log_evidence(self) -> Tensor:
+        """Log of the normaliser, (E·B,): the mean importance weight, always of the same draws."""
+        with seeded(0), torch.no_grad():
+            log_weights = self.weighted(8 * self.members[0].proposals)[1]
+            return log_weights.logsumexp(1) - math.log(log_weights.shape[1])
+
+    def weighted(self, number: int) -> tuple[Tensor, Tensor]:
+        """Draws from the defensive mixture, (E·B, number, p), and their log importance weights."""
+        proposal = TMixture(*self._laplace(self._starts()))
+        few = number // 8
+        drawn = proposal.sample(number - few)
+        others = self.pool[torch.randint(len(self.pool), (len(self.seen), few), device=drawn.device)]
+        z = torch.cat([drawn, others], dim=1)
+        prior = log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
+        share = few / number
+        log_q = torch.logaddexp(proposal.log_prob(z) + math.log(1 - share), prior + math.log(share))
+        return z, (self.joint(z) - log_q).nan_to_num(-torch.inf)
+
+    def _starts(self) -> Tensor:
+        """Draws of the prior, picked by the tempered likelihood so that at least some tens of them count: (E·B, C, p)."""
+        mean, factor = self._predict(self.features(self.pool).expand(self.number, -1, -1))
+        seen = self.seen.unflatten(0, (self.number, -1))
+        squares = mean.square().sum(-1)[:, None] + seen.square().sum(-1)[..., None]
+        distance = torch.baddbmm(squares, seen, mean.mT, alpha=-2).clamp_min(0.0)
+        each = factor[:, None].expand_as(distance).flatten(0, 1)
+        likelihood = self.log_likelihood(distance.flatten(0, 1), each)
+        kth = likelihood.kthvalue(likelihood.shape[1] - min(31, likelihood.shape[1] - 1), dim=1, keepdim=True).values
+        tempering = (3.0 / (likelihood.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
+        return self.pool[systematic((tempering * likelihood).softmax(1), self.members[0].modes)]
+
+    def _laplace(self, z: Tensor, steps: int = 6) -> tuple[Tensor, Tensor]:
+        """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.
+
+        The prior counts as standard normal in z here, and slopes are finite differences: importance weights correct what that
+        misses.
+        """
+        modes, dim = z.shape[1:]
+        eye, d, freedom = torch.eye(dim, device=z.device), self.seen.shape[1], self.freedom
+        target = self.seen[:, None]
+
+        def values(points: Tensor) -> Tensor:
+            """At (E·B, S, p): (E·B, S)."""
+            mean, factor = self.predict(points)
+            return self.log_likelihood((target - mean).square().sum(-1), factor) - 0.5 * points.square().sum(-1)
+
+        def curvature(points: Tensor) -> tuple[Tensor, Tensor]:
+            around = torch.cat([points[:, :, None], points[:, :, None] + _STEP * eye], dim=2)  # (E·B, C, 1 + p, p)
+            mean, factor = self.predict(around.flatten(1, 2))
+            mean, factor = mean.unflatten(1, (modes, 1 + dim)), factor.unflatten(1, (modes, 1 + dim))[..., 0]
+            jacobian = (mean[:, :, 1:] - mean[:, :, :1]) / _STEP
+            residual = target - mean[:, :, 0]
+            weight = ((freedom + d) / (freedom * factor + residual.square().sum(-1)))[..., None]
+            hessian = weight[..., None] * (jacobian @ jacobian.mT) + eye
+            return hessian, weight * (jacobian @ residual[..., None])[..., 0] - points
+
+        lengths = torch.tensor([1.0, 0.25, 0.05], device=z.device)[:, None]
+        best = values(z)
+        for _ in range(steps):
+            hessian, gradient = curvature(z)
+            step = torch.linalg.solve(hessian, gradient)
+            step = step * (2.0 / step.norm(dim=2, keepdim=True).clamp_min(2.0))
+            moved = (z[:, :, None] + lengths * step[:, :, None]).clamp(-6, 6)  # (E·B, C, 3, p)
+            now, which = values(moved.flatten(1, 2)).unflatten(1, (modes, 3)).max(2)
+            chosen = moved.gather(2, which[..., None, None].expand(-1, -1, 1, dim))[:, :, 0]
+            better = now > best
+            z, best = torch.where(better[..., None], chosen, z), torch.where(better, now, best)
+        return z, torch.linalg.cholesky(curvature(z)[0])
+
+
+_STEP = 1e-2  # of finite differences, in z
+
+
+@dataclass(frozen=True)
+class SyntheticLikelihood(Candidate):
+    """A conjugate Bayesian regression of data on θ, and Bayes' rule.
+
+    Args:
+        degrees: Of the polynomials that are tried.
+        directions: Largest number of directions of the data.
+        modes: Laplace approximations in the proposal.
+        proposals: Importance samples per observation.
+    """
+
+    degrees: tuple[int, ...] = (1, 2, 3)
+    directions: int = 24
+    modes: int = 8
+    proposals: int = 256
+
+    name = "synthetic_likelihood"
+
+    def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[SyntheticPosterior]:
+        dim = problem.z.shape[1]
+        kinds = [
+            Features(problem.space, problem.pool, degree, physical)
+            for degree in self.degrees
+            if degree == 1 or count(dim, degree) <= 300
+            for physical in (False, True)
+        ]
+        return [self._fit(problem, rows, kinds) for rows in subsets]
+
+    def _fit(self, problem: Problem, rows: Tensor, kinds: Sequence[Features]) -> SyntheticPosterior:
+        directions = Directions.of(problem.y[rows], self.directions)
+        targets = directions(problem.y[rows])
+        fits = [(fit_conjugate(kind(problem.z[rows]), targets, kind.order), kind) for kind in kinds]
+        fit, kind = max(fits, key=lambda each: each[0].evidence)
+        return SyntheticPosterior(fit.regression, directions, kind, problem, self.modes, self.proposals)

@@ -1,0 +1,160 @@
+r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \), 1 - λ = (1 - λ_x)(1 - λ_θ).
+
+**Data.** The distance of an observation is that of its summary to the mean of the pairs' summaries, in the metric of their
+shrunk covariance. The leave-one-out distances of the pairs say what is usual: with p the p-value of the log distance under
+their Student-t predictive distribution, λ_x = p_0 / (p_0 + p).
+
+**Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
+z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
+base posterior at y. Parameters that stay where they were measured are what `target_prior` is for: z is clamped to its range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from fmcpe._random import seeded
+from fmcpe.candidates.base import Posterior, Remembered, Shared
+from fmcpe.candidates.prior import PriorPosterior
+from fmcpe.problem import Problem
+from fmcpe.serialization.registry import from_config, to_config
+
+_DIRECTIONS = 16  # principal directions of the summaries that a distance is measured in
+_DRAWS = 64  # of the base posterior, for λ_θ
+
+
+class Range(nn.Module):
+    """Which observations are usual.
+
+    Args:
+        numbers: f, numbers of a summary.
+        directions: Principal directions.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+    usual: Tensor
+
+    def __init__(self, numbers: int, directions: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(numbers))
+        self.register_buffer("matrix", torch.zeros(numbers, directions))
+        self.register_buffer("usual", torch.ones(3))
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Range:
+        """From the pairs' summaries, (N, f)."""
+        number = len(rows)
+        size = max(1, min(_DIRECTIONS, rows.shape[1], number // 3))
+        out = cls(rows.shape[1], size).to(rows.device)
+        out.mean, out.matrix = _whitening(rows, size)
+        if number < 4:
+            return out
+        folds, left_out = torch.arange(number) % min(number, 20), torch.empty(number)
+        for k in folds.unique():
+            left_out[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size)).cpu()
+        out.usual = torch.stack([left_out.mean(), left_out.std().clamp_min(1e-3), torch.tensor(float(number))])
+        return out
+
+    def p_values(self, rows: Tensor) -> Tensor:
+        """P-value of each row's distance, (B,)."""
+        mean, std, number = self.usual.tolist()
+        t = (_log_distance(rows, self.mean, self.matrix) - mean) / (std * (1 + 1 / number) ** 0.5)
+        return _tail(t, number - 1)
+
+
+def _tail(t: Tensor, freedom: float) -> Tensor:
+    """Probability that Student's t exceeds a value."""
+    return torch.as_tensor(stats.t.sf(t.double().cpu().numpy(), max(1.0, freedom))).to(t)
+
+
+def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
+    return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
+
+
+def _whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance."""
+    data = rows.double()
+    mean = data.mean(0)
+    std = data.std(0)
+    std = torch.where(std > 1e-9 * data.abs().amax(0).clamp_min(1e-30), std, torch.inf)
+    _, values, vectors = torch.linalg.svd((data - mean) / std, full_matrices=False)
+    values, vectors = values[:size].square() / max(1, len(data) - 1), vectors[:size]
+    if len(values) < size:
+        values = torch.cat([values, values.new_ones(size - len(values))])
+        vectors = torch.cat([vectors, vectors.new_zeros(size - len(vectors), vectors.shape[1])])
+    weight = size / (size + len(data))
+    values = (1 - weight) * values + weight * values.mean()
+    return mean.to(rows), (vectors.T / values.clamp_min(1e-12).sqrt() / std[:, None]).to(rows)
+
+
+class WithinRange(Posterior):
+    """A posterior that moves to the prior out of range.
+
+    Args:
+        inner: The posterior.
+        usual: Which observations are usual.
+        half: p_0, the p-value at which half of the weight goes to the prior.
+        shared: Base posterior, prior and space.
+    """
+
+    measured: Tensor
+    """Mean and scale of the pairs' z_i, and the range of the target prior, (4, p)."""
+
+    def __init__(self, inner: Posterior, usual: Range, half: float, shared: Problem | Shared) -> None:
+        super().__init__()
+        self.inner, self.usual, self.p_half = inner, usual, half
+        self.prior = PriorPosterior(shared.target_prior, shared.space)
+        self.register_buffer("measured", torch.zeros(4, shared.space.dim))
+        self._parts, self._last = (shared.base.summarised(), shared.space), Remembered()
+
+    @classmethod
+    def of(cls, inner: Posterior, problem: Problem, half: float) -> WithinRange:
+        """With what is usual among the pairs of a problem."""
+        out = cls(inner, Range.of(problem.seen.flatten(1)), half, problem).to(problem.z.device)
+        number, low, high = len(problem), *problem.pool.aminmax(dim=0)
+        # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
+        scale = ((1 + 1 / number) * problem.z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
+        out.measured = torch.stack([problem.z.mean(0), scale, low, high])
+        return out
+
+    def share_of_prior(self, y: Tensor) -> Tensor:
+        """λ(y), (B,)."""
+        return self._last(y, lambda: 1 - (1 - self.share_by_data(y)) * (1 - self.share_by_theta(y)))
+
+    def share_by_data(self, y: Tensor) -> Tensor:
+        """λ_x(y), (B,)."""
+        return self._share(self.usual.p_values(self._parts[0].summarise(y).flatten(1)))
+
+    def share_by_theta(self, y: Tensor) -> Tensor:
+        """λ_θ(y), (B,): always of the same draws."""
+        base, space = self._parts
+        mean, scale, low, high = self.measured
+        with seeded(0), torch.no_grad():
+            z = space.to_z_safely(base.sample(base.summarise(y), _DRAWS).flatten(0, 1))
+        t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
+        return self._share(2 * _tail(t, float(self.usual.usual[2]) - 1)).amax(1).unflatten(0, (len(y), _DRAWS)).mean(1)
+
+    def _share(self, p: Tensor) -> Tensor:
+        return self.p_half / (self.p_half + p)
+
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        z = self.inner.sample(y, n)
+        moved = torch.rand(*z.shape[:2], 1, device=z.device) < self.share_of_prior(y)[:, None, None]
+        return torch.where(moved, self.prior.sample(y, n), z)
+
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        share = self.share_of_prior(y)[:, None]
+        inside = self.inner.log_prob(z, y) + torch.log1p(-share.clamp_max(1 - 1e-7))
+        return torch.logaddexp(inside, self.prior.log_prob(z, y) + share.log())
+
+    def to_config(self) -> dict[str, Any]:
+        return {"inner": to_config(self.inner), "range": list(self.usual.matrix.shape), "half": self.p_half}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
+        return cls(from_config(config["inner"], shared), Range(*config["range"]), config["half"], shared)

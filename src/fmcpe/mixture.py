@@ -1,0 +1,109 @@
+"""Mixtures of posteriors, and their recalibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fmcpe._random import seeded
+from fmcpe.candidates.base import Posterior, Remembered, Shared
+from fmcpe.serialization.registry import from_config, to_config
+
+_CENTRE_DRAWS = 128  # draws that the mean of a posterior is estimated by
+
+
+class Mixture(Posterior):
+    """Members with probabilities.
+
+    Args:
+        members: The fitted posteriors.
+        weights: The probability of each, (M,).
+    """
+
+    weights: Tensor
+
+    def __init__(self, members: Sequence[Posterior], weights: Tensor) -> None:
+        super().__init__()
+        self._members = nn.ModuleList(members)
+        self.register_buffer("weights", weights / weights.sum().clamp_min(1e-30))
+
+    @property
+    def members(self) -> list[Posterior]:
+        """The fitted posteriors."""
+        return [cast(Posterior, member) for member in self._members]
+
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        """Draws (B, n, p); which members they come from is drawn once for all rows, by systematic resampling."""
+        ladder = self.weights.double().cumsum(0)
+        places = (torch.rand((), dtype=ladder.dtype, device=ladder.device) + torch.arange(n, device=ladder.device)) / n
+        counts = torch.searchsorted(ladder, places).clamp_max(len(ladder) - 1).bincount(minlength=len(ladder))
+        parts: list[Tensor] = []
+        for cls, group in self._by_class(counts).items():
+            members, numbers = zip(*group, strict=True)
+            parts += cls.sample_together(members, y, [int(number) for number in numbers])
+        return torch.cat(parts, dim=1)[:, torch.randperm(n, device=y.device)]
+
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for cls, group in self._by_class(self.weights).items():
+            members, weights = zip(*group, strict=True)
+            found = cls.log_prob_together(members, z, y)
+            parts += [each + math.log(w) for each, w in zip(found, weights, strict=True)]
+        return torch.stack(parts).logsumexp(0)
+
+    def _by_class(self, shares: Tensor) -> dict[type[Posterior], list[tuple[Posterior, float]]]:
+        """Members with a share, and the share, by class: those of one class share work."""
+        groups: dict[type[Posterior], list[tuple[Posterior, float]]] = {}
+        for member, share in zip(self.members, shares.tolist(), strict=True):
+            if share > 0:
+                groups.setdefault(type(member), []).append((member, share))
+        return groups
+
+    def to_config(self) -> dict[str, Any]:
+        return {"members": [to_config(member) for member in self.members]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> Mixture:
+        members = [from_config(each, shared) for each in config["members"]]
+        return cls(members, torch.ones(len(members)))
+
+
+class Recalibrated(Posterior):
+    """A posterior with its draws scaled about their mean, z -> m(y) + s (z - m(y)).
+
+    Args:
+        inner: The posterior.
+        scale: s, (p,).
+    """
+
+    scale: Tensor
+
+    def __init__(self, inner: Posterior, scale: Tensor) -> None:
+        super().__init__()
+        self.inner, self._last = inner, Remembered()
+        self.register_buffer("scale", scale)
+
+    def sample(self, y: Tensor, n: int) -> Tensor:
+        z = self.inner.sample(y, max(n, _CENTRE_DRAWS))
+        mean = z.mean(1, keepdim=True)
+        return mean + self.scale * (z[:, :n] - mean)
+
+    def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
+        mean = self._last(y, lambda: self._centre(y))
+        return self.inner.log_prob(mean + (z - mean) / self.scale, y) - self.scale.log().sum()
+
+    def _centre(self, y: Tensor) -> Tensor:
+        """The mean of the posterior, (B, 1, p): always of the same draws."""
+        with seeded(0), torch.no_grad():
+            return self.inner.sample(y, 4 * _CENTRE_DRAWS).mean(1, keepdim=True)
+
+    def to_config(self) -> dict[str, Any]:
+        return {"inner": to_config(self.inner), "dim": len(self.scale)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], shared: Shared) -> Recalibrated:
+        return cls(from_config(config["inner"], shared), torch.ones(config["dim"]))

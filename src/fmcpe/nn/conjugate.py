@@ -1,0 +1,137 @@
+r"""Bayesian multivariate linear regression in closed form.
+
+    s = μ + Bᵀ φ + ε,   ε ~ N(0, Σ),   B | Σ ~ MN(0, Λ⁻¹, Σ),   Σ ~ IW(c τ² I, c + d + 1),   μ flat
+
+The predictive distribution of a new s is Student's t, and the evidence of the data is known, so that the prior precisions Λ,
+the noise level τ² and its pseudo-count c are those of highest evidence (Minka, "Bayesian linear regression", 2000).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PRECISIONS = tuple(10.0**k for k in range(-6, 4))
+NOISES = tuple(10.0 ** (k / 2) for k in range(-10, 1))
+COUNTS = (1.0, 4.0, 16.0, 64.0)
+
+
+class Regression(nn.Module):
+    """A fitted regression, whitened: residuals have unit scale.
+
+    Args:
+        features: F.
+        targets: d.
+    """
+
+    feature_mean: Tensor
+    target_mean: Tensor
+    weight: Tensor
+    whitening: Tensor
+    gram_root: Tensor
+    freedom: Tensor
+    count: Tensor
+
+    def __init__(self, features: int, targets: int) -> None:
+        super().__init__()
+        for name, shape in {
+            "feature_mean": (features,), "target_mean": (targets,), "weight": (features, targets),
+            "whitening": (targets, targets), "gram_root": (features, features), "freedom": (), "count": (),
+        }.items():  # fmt: skip
+            self.register_buffer(name, torch.zeros(shape))
+
+    def whiten(self, targets: Tensor) -> Tensor:
+        """Data in units of the residual scale, (..., d)."""
+        return (targets - self.target_mean) @ self.whitening
+
+    def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Whitened mean, (..., d), and factor of the residual variance, (...)."""
+        centred = features - self.feature_mean
+        leverage = (centred @ self.gram_root).square().sum(-1)
+        return centred @ self.weight, 1 + 1 / self.count + leverage
+
+    def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
+        """Log density of Student's t, up to a constant, at a squared distance of whitened data to the mean."""
+        d, freedom = self.target_mean.numel(), self.freedom
+        return -0.5 * d * factor.log() - 0.5 * (freedom + d) * torch.log1p(squared_distance / (freedom * factor))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A regression and its log evidence."""
+
+    regression: Regression
+    evidence: float
+
+
+def fit_conjugate(features: Tensor, targets: Tensor, order: Tensor) -> Fit:
+    """The regression of highest evidence.
+
+    Args:
+        features: φ, (n, F), standardised.
+        targets: s, (n, d), standardised.
+        order: 1 for linear features and more for others, (F,): those have a prior precision of their own.
+    """
+    f, t = features.double(), targets.double()
+    number, d = t.shape
+    f_mean, t_mean = f.mean(0), t.mean(0)
+    f, t = f - f_mean, t - t_mean
+    gram, cross, squares = f.T @ f, f.T @ t, t.T @ t
+    rows = number - 1  # the intercept takes one
+    bent = order > 1
+    counts, noises = torch.tensor(COUNTS).to(f)[:, None], torch.tensor(NOISES).to(f)
+    before, after = counts + d + 1, counts + d + 1 + rows
+    gammas = torch.special.multigammaln(after / 2, d) - torch.special.multigammaln(before / 2, d)
+
+    def evidence_of(linear: float, higher: float) -> tuple[float, float, float]:
+        """Highest evidence over noise level and count, and these."""
+        precision = torch.where(bent, higher, linear).to(f)
+        root = torch.linalg.cholesky(gram + precision.diag())
+        solved = torch.linalg.solve_triangular(root, cross, upper=False)
+        left = torch.linalg.eigvalsh(squares - solved.T @ solved).clamp_min(0.0)
+        shrink = 0.5 * d * (precision.log().sum() - 2 * root.diagonal().log().sum())
+        log_left = (left + (counts * noises)[..., None]).log().sum(-1)
+        value = shrink + 0.5 * before * d * (counts * noises).log() - 0.5 * after * log_left + gammas
+        best = value.flatten().logsumexp(0)
+        share = value.flatten().softmax(0)
+        c = float((share @ counts.expand_as(value).flatten().log()).exp())
+        noise = float((share @ noises.expand_as(value).flatten().log()).exp())
+        return float(best), c, noise
+
+    found = {(k, k): evidence_of(PRECISIONS[k], PRECISIONS[k]) for k in range(0, len(PRECISIONS), 2)}
+    best = max(found, key=lambda key: found[key][0])
+    while True:  # uphill on the grid of both precisions
+        near = [
+            (best[0] + i, best[1] + j)
+            for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (0, 3))
+            if 0 <= best[0] + i < len(PRECISIONS) and 0 <= best[1] + j < len(PRECISIONS)
+        ]
+        if not bool(bent.any()):
+            near = [key for key in near if key[0] == key[1]] + [(k, k) for k, _ in near]
+        for key in near:
+            if key not in found:
+                found[key] = evidence_of(PRECISIONS[key[0]], PRECISIONS[key[1]])
+        top = max(found, key=lambda key: found[key][0])
+        if top == best:
+            break
+        best = top
+    value, c, noise = found[best]
+    precision = torch.where(bent, PRECISIONS[best[1]], PRECISIONS[best[0]]).to(f)
+    inverse = torch.linalg.inv(gram + precision.diag())
+    weight = inverse @ cross
+    scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
+    freedom = c + d + 1 + rows - d + 1
+    root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
+    out = Regression(f.shape[1], d)
+    whitening = torch.linalg.inv(root).T
+    values = {
+        "feature_mean": f_mean, "target_mean": t_mean, "weight": weight @ whitening, "whitening": whitening,
+        "gram_root": torch.linalg.cholesky((inverse + inverse.T) / 2), "freedom": torch.tensor(freedom),
+        "count": torch.tensor(float(number)),
+    }  # fmt: skip
+    for name, tensor in values.items():
+        getattr(out, name).copy_(tensor)
+    # in units of the data as they came, so that fits to the same data compare
+    return Fit(out, value)

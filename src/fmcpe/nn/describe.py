@@ -1,0 +1,132 @@
+"""Networks and priors as JSON, so that files hold no code.
+
+A network made of the torch layers below, nested in `nn.Sequential`, is described by its layers' arguments and built
+again from them; weights travel apart. Anything else cannot be described, and `describe` says so by returning None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sbi.utils import BoxUniform, MultipleIndependent
+from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
+from torch import Tensor, distributions, nn
+from torch.distributions import Distribution
+
+from fmcpe.nn.embeddings import ChannelsFirst, LevelAware
+
+_LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("in_features", "out_features"),
+    nn.Conv1d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+    nn.BatchNorm1d: ("num_features", "eps", "momentum"),
+    nn.BatchNorm2d: ("num_features", "eps", "momentum"),
+    nn.GroupNorm: ("num_groups", "num_channels", "eps"),
+    nn.LayerNorm: ("normalized_shape", "eps"),
+    nn.MaxPool1d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+    nn.AvgPool1d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+    nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+    nn.AdaptiveAvgPool1d: ("output_size",),
+    nn.AdaptiveAvgPool2d: ("output_size",),
+    nn.Flatten: ("start_dim", "end_dim"),
+    nn.Unflatten: ("dim", "unflattened_size"),
+    nn.Dropout: ("p",),
+    nn.LeakyReLU: ("negative_slope",),
+    nn.ELU: ("alpha",),
+    nn.ReLU: (),
+    nn.SiLU: (),
+    nn.GELU: ("approximate",),
+    nn.Tanh: (),
+    nn.Sigmoid: (),
+    nn.Identity: (),
+    ChannelsFirst: (),
+}
+_BY_NAME = {cls.__name__: cls for cls in _LAYERS}
+
+
+def describe(net: nn.Module | None) -> dict[str, Any] | None:
+    """A JSON description of `net`, or None if it holds a layer that is not in the list."""
+    if type(net) is nn.Sequential:
+        parts = [describe(layer) for layer in net]
+        return None if None in parts else {"layer": "Sequential", "parts": parts}
+    if isinstance(net, LevelAware):
+        inner = describe(net.net)
+        return None if inner is None else {"layer": "LevelAware", "parts": [inner]}
+    if type(net) not in _LAYERS:
+        return None
+    assert net is not None
+    arguments = {name: _plain(getattr(net, name)) for name in _LAYERS[type(net)]}
+    if isinstance(net, nn.Linear | nn.Conv1d | nn.Conv2d):
+        arguments["bias"] = net.bias is not None
+    description = {"layer": type(net).__name__, "arguments": arguments}
+    # an argument that is not listed (padding_mode, affine, ...) shows in how torch prints the layer
+    return description if build(description).extra_repr() == net.extra_repr() else None
+
+
+def build(description: dict[str, Any]) -> nn.Module:
+    """The network of a description, with fresh weights."""
+    if description["layer"] == "Sequential":
+        return nn.Sequential(*(build(part) for part in description["parts"]))
+    if description["layer"] == "LevelAware":
+        return LevelAware(build(description["parts"][0]))
+    if description["layer"] not in _BY_NAME:
+        raise ValueError(
+            f"the file names an unknown layer {description['layer']!r}; it was not written by this library."
+        )
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
+    return _BY_NAME[description["layer"]](**arguments)
+
+
+_FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "Normal": (distributions.Normal, ("loc", "scale")),
+    "LogNormal": (distributions.LogNormal, ("loc", "scale")),
+    "Uniform": (distributions.Uniform, ("low", "high")),
+    "Exponential": (distributions.Exponential, ("rate",)),
+    "Gamma": (distributions.Gamma, ("concentration", "rate")),
+    "Beta": (distributions.Beta, ("concentration1", "concentration0")),
+    "HalfNormal": (distributions.HalfNormal, ("scale",)),
+    "MultivariateNormal": (distributions.MultivariateNormal, ("loc", "covariance_matrix")),
+    "BoxUniform": (BoxUniform, ("low", "high")),
+}
+
+
+def describe_prior(prior: Distribution) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """A JSON description of a prior and its tensors, or None for a family that is not known here."""
+    if isinstance(prior, PytorchReturnTypeWrapper):
+        prior = prior.prior
+    if isinstance(prior, MultipleIndependent):
+        parts = [describe_prior(part) for part in prior.dists]
+        if any(part is None for part in parts):
+            return None
+        says = {"family": "MultipleIndependent", "parts": [part[0] for part in parts if part]}
+        return says, {f"{i}.{name}": value for i, part in enumerate(parts) if part for name, value in part[1].items()}
+    independent = type(prior) is distributions.Independent
+    inner = prior.base_dist if isinstance(prior, distributions.Independent) else prior
+    name = "BoxUniform" if isinstance(prior, BoxUniform) else type(inner).__name__
+    if name not in _FAMILIES or (name != "BoxUniform" and type(inner) is not _FAMILIES[name][0]):
+        return None
+    tensors = {key: getattr(inner, key).to(torch.float32) for key in _FAMILIES[name][1]}
+    return {"family": name, "independent": independent}, tensors
+
+
+def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Distribution:
+    """The prior of a description."""
+    family = description["family"]
+    if family == "MultipleIndependent":
+        parts = []
+        for i, part in enumerate(description["parts"]):
+            prefix = f"{i}."
+            mine = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            parts.append(build_prior(part, mine))
+        return MultipleIndependent(parts)
+    if family not in _FAMILIES:
+        raise ValueError(f"the file names an unknown prior {family!r}; it was not written by this library.")
+    cls, names = _FAMILIES[family]
+    prior = cls(*(tensors[name] for name in names))
+    return distributions.Independent(prior, 1) if description["independent"] else prior
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | torch.Size) else value

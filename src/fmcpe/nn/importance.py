@@ -1,0 +1,86 @@
+"""Importance sampling: proposals with heavy tails, and systematic resampling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_FREEDOM, _WIDER = (
+    5.0,
+    1.3,
+)  # of the proposal's t distributions: heavier tails, and wider, than the Laplace approximations
+
+
+class TMixture:
+    """Equal parts of multivariate t distributions, for each row.
+
+    Args:
+        centre: (B, C, p).
+        root: Cholesky factors of the precision matrices, (B, C, p, p).
+    """
+
+    def __init__(self, centre: Tensor, root: Tensor) -> None:
+        self.centre, self.root = centre, root
+
+    def sample(self, number: int) -> Tensor:
+        """As many draws from each part as from any other: (B, number, p)."""
+        batch, parts, dim = self.centre.shape
+        of = torch.arange(number, device=self.centre.device) % parts
+        normal = torch.randn(batch, number, dim, 1, device=self.centre.device)
+        # of a whole number of degrees of freedom, a chi-squared number is a sum of squares
+        chi = torch.randn(batch, number, int(_FREEDOM), device=self.centre.device).square().sum(-1, keepdim=True)
+        step = torch.linalg.solve_triangular(self.root[:, of].mT, normal, upper=True)[..., 0]
+        return self.centre[:, of] + _WIDER * step * (_FREEDOM / chi).sqrt()
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """(B, n, p) -> (B, n)."""
+        dim, each = z.shape[2], []
+        for k in range(self.centre.shape[1]):
+            away = ((z - self.centre[:, None, k]) @ self.root[:, k]) / _WIDER
+            log_det = self.root[:, k].diagonal(dim1=-2, dim2=-1).log().sum(-1)[:, None]
+            each.append(log_det - 0.5 * (_FREEDOM + dim) * torch.log1p(away.square().sum(-1) / _FREEDOM))
+        constant = (
+            math.lgamma((_FREEDOM + dim) / 2) - math.lgamma(_FREEDOM / 2)
+            - 0.5 * dim * math.log(_FREEDOM * math.pi) - dim * math.log(_WIDER) - math.log(len(each))
+        )  # fmt: skip
+        return torch.stack(each).logsumexp(0) + constant
+
+
+def systematic(weights: Tensor, n: int) -> Tensor:
+    """Systematic resampling: indices (B, n) by weights (B, M), in random order."""
+    ladder = weights.double().cumsum(1)
+    ladder = ladder / ladder[:, -1:]
+    start = torch.rand(len(weights), 1, dtype=ladder.dtype, device=weights.device)
+    places = (start + torch.arange(n, device=weights.device)) / n
+    index = torch.searchsorted(ladder, places).clamp_max(weights.shape[1] - 1)
+    return index.gather(1, torch.rand(len(weights), n, device=weights.device).argsort(1))
+
+
+def effective_share(log_weights: Tensor) -> Tensor:
+    """Effective sample size over the number of samples, (B, M) -> (B,)."""
+    weights = log_weights.softmax(1)
+    return 1 / weights.square().sum(1) / weights.shape[1]
+
+
+def pareto_k(log_weights: Tensor) -> Tensor:
+    r"""Shape \( \hat k \) of a generalised Pareto distribution fitted to the largest importance weights, (B, M) -> (B,).
+
+    Above 0.7, estimates from these weights are unreliable (Vehtari et al., "Pareto smoothed importance sampling", 2024). The
+    fit is that of Zhang and Stephens (2009), with the weak prior of the former.
+    """
+    size = log_weights.shape[1]
+    tail = max(5, int(min(0.2 * size, 3 * math.sqrt(size))))
+    top = log_weights.double().sort(dim=1).values[:, -tail - 1 :]
+    scaled = (top - top[:, -1:]).exp()
+    x = (scaled[:, 1:] - scaled[:, :1]).clamp_min(1e-300)  # exceedances, ascending, (B, n)
+    number, grid = x.shape[1], 30 + int(math.sqrt(x.shape[1]))
+    steps = torch.arange(1, grid + 1, dtype=x.dtype, device=x.device)
+    quartile = x[:, max(0, int(number / 4 + 0.5) - 1)]
+    b = (1 - (grid / (steps - 0.5)).sqrt()) / (3 * quartile[:, None]) + 1 / x[:, -1:]
+    k = torch.log1p(-b[..., None] * x[:, None]).mean(2)
+    profile = number * ((-b / k).log() - k - 1)
+    best = (b * profile.nan_to_num(-torch.inf).softmax(1)).sum(1, keepdim=True)
+    shape = torch.log1p(-best * x).mean(1)
+    return ((shape * number + 5) / (number + 10)).nan_to_num(torch.inf).to(log_weights)

@@ -1,0 +1,143 @@
+"""What a recipe works on: the pairs, the base posterior, simulations, and the prior; and how pairs are split.
+
+A `Problem` holds nothing that was computed from several pairs together: simulations at θ_j, and the base posterior's summary of
+y_j and of these simulations, depend on pair j alone. Everything else that a candidate needs it computes from its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.spaces import ParameterSpace
+
+_ROWS_AT_ONCE = 2000  # raw simulations in memory at a time
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Frozen inputs of a fit.
+
+    Args:
+        base: The base posterior on raw data.
+        space: Physical θ <-> z, standardised by the prior.
+        target_prior: The distribution of θ in use.
+        theta: Physical parameters of the pairs, (N, p).
+        z: The same in z, (N, p).
+        y: Real observations, (N, ...).
+        seen: The base posterior's summary of y, (N, ...); y itself where it has none.
+        x: Summaries of simulations at θ_j, (N, S, ...); None without simulations.
+        x_mean: Mean of the raw simulations at θ_j, (N, ...).
+        bank_theta: Parameters of simulations from the prior, (M, p); None without a simulator.
+        bank_x: These simulations, raw, (M, ...).
+        bank_seen: The base posterior's summary of them.
+        pool: Draws of the target prior, in z, (L, p).
+        simulator: The checked simulator, θ (N, p) -> x (N, ...), for what wants fresh simulations.
+    """
+
+    base: BasePosterior
+    space: ParameterSpace
+    target_prior: Distribution
+    theta: Tensor
+    z: Tensor
+    y: Tensor
+    seen: Tensor
+    x: Tensor | None
+    x_mean: Tensor | None
+    bank_theta: Tensor | None
+    bank_x: Tensor | None
+    bank_seen: Tensor | None
+    pool: Tensor
+    simulator: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def summarised(self) -> BasePosterior:
+        """The base posterior as a function of its own summary of the data."""
+        return self.base.summarised()
+
+    def __len__(self) -> int:
+        return len(self.theta)
+
+    def replaced(self, rows: Tensor, other: Problem) -> Problem:
+        """The same problem with the pairs of some rows, and their simulations, taken from another."""
+
+        def mixed(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            return mine if mine is None or theirs is None else mine.index_copy(0, rows, theirs[rows])
+
+        names = ("theta", "z", "y", "seen", "x", "x_mean")
+        changed: dict[str, Any] = {name: mixed(getattr(self, name), getattr(other, name)) for name in names}
+        return replace(self, **changed)
+
+
+def build_problem(
+    base: BasePosterior,
+    simulator: Callable[[Tensor], Tensor] | None,
+    target_prior: Distribution,
+    theta: Tensor,
+    y: Tensor,
+    x: Tensor | None,
+    *,
+    bank: int = 2000,
+    pool: int = 4096,
+    simulations: int = 16,
+) -> Problem:
+    """Simulate what candidates need; draws from torch's global generator.
+
+    Args:
+        base: The base posterior on raw data.
+        simulator: The checked simulator, θ (N, p) -> x (N, ...), or None.
+        target_prior: The distribution of θ in use.
+        theta: Physical parameters of the pairs, (N, p).
+        y: Real observations, (N, ...).
+        x: Simulations paired with `theta`, (N, ...), used in place of fresh ones.
+        bank: Simulations from the prior.
+        pool: Draws of the target prior.
+        simulations: Simulations at each θ_j; none if 0.
+    """
+    space, summarise = ParameterSpace.of(base.prior).to(y.device), base.summarised().summarise
+    seen_x, x_mean = (None, None) if x is None else (summarise(x)[:, None], x)
+    bank_theta = bank_x = None
+    if simulator is not None:
+        bank_theta = base.prior.sample((bank,)).to(y.device, torch.float32)
+        bank_x = torch.cat([simulator(part) for part in bank_theta.split(_ROWS_AT_ONCE)])
+        if x is None and simulations:
+            seen_x, x_mean = _simulate_at(theta, simulator, summarise, simulations)
+    draws = space.to_z_safely(target_prior.sample((pool,)).to(y.device, torch.float32))
+    return Problem(
+        base, space, target_prior, theta, space.to_z_safely(theta), y, summarise(y), seen_x, x_mean, bank_theta, bank_x,
+        None if bank_x is None else summarise(bank_x), draws, simulator,
+    )  # fmt: skip
+
+
+def _simulate_at(
+    theta: Tensor, simulator: Callable[[Tensor], Tensor], summarise: Callable[[Tensor], Tensor], number: int
+) -> tuple[Tensor, Tensor]:
+    """Summaries of simulations at each θ, (N, S, ...), and the mean of the raw ones, (N, ...)."""
+    summaries, means = [], []
+    for part in theta.split(max(1, _ROWS_AT_ONCE // number)):
+        raw = simulator(part.repeat_interleave(number, dim=0))
+        summaries.append(summarise(raw).unflatten(0, (len(part), number)))
+        means.append(raw.unflatten(0, (len(part), number)).mean(1))
+    return torch.cat(summaries), torch.cat(means)
+
+
+def groups_of(theta: Tensor) -> tuple[Tensor, int]:
+    """Repeated measurements at one θ form a group: the group of each row, (N,), and the number of groups."""
+    groups = torch.unique(theta, dim=0, return_inverse=True)[1]
+    return groups, int(groups.max()) + 1
+
+
+def split_pairs(theta: Tensor, folds: int, repeats: int) -> Tensor:
+    """Random K-fold splits: the fold of each pair in each repeat, (R, N).
+
+    Pairs with the same θ stay together, and K is at most the number of distinct θ.
+    """
+    groups, distinct = groups_of(theta)
+    number = min(folds, distinct)
+    return torch.stack([(torch.randperm(distinct, device=theta.device) % number)[groups] for _ in range(repeats)])

@@ -1,0 +1,236 @@
+"""What a fit says of itself: candidates, weights, cross-validated scores and coverage, and warnings."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fmcpe._errors import FMCPEWarning
+from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
+from fmcpe.problem import Problem, groups_of
+from fmcpe.stacking import Fitted
+
+LEVELS = (0.8, 0.9)
+_REFUTED = 0.01  # level of the test of coverage, over all parameters
+_NARROW, _FEW = 0.5, 5  # share of the prior's central 90 % that pairs should span; values that they should have
+_CARRIES, _TOO_MANY = 0.1, 0.2  # weight that carries the answer; share of unreliable importance samples
+
+
+@dataclass(frozen=True)
+class ParameterReport:
+    """One parameter on held-out pairs, in physical units.
+
+    Args:
+        name: Its name.
+        error: Median absolute error of the posterior median.
+        error_before: The same, of the uncorrected posterior.
+        coverage: Share of the pairs inside the central 80 and 90 % intervals.
+        coverage_before: The same, of the uncorrected posterior.
+        scale: Recalibration of its spread.
+        low: Smallest value among the pairs.
+        high: Largest value among the pairs.
+    """
+
+    name: str
+    error: float
+    error_before: float
+    coverage: tuple[float, float]
+    coverage_before: tuple[float, float]
+    scale: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done, and how good it is on held-out pairs.
+
+    Args:
+        method: Name of the method.
+        num_pairs: Calibration pairs.
+        seconds: Of the fit.
+        history: Losses by epoch, of methods that train one network.
+        weights: Stacking weight of each candidate, the largest first.
+        scores: Cross-validated energy score of each candidate alone.
+        score: That of the stack, approximately held out.
+        skipped: Why some candidates were not fitted.
+        candidate_seconds: Of each candidate's fits.
+        members: Fitted members of each candidate, in the order of the mixture.
+        distances: Mean cross-validated distances that the energy score of any mixture of the candidates is made of: a, (K,),
+            and D, (K, K) (`fmcpe.stacking`).
+        distinct: Pairs with different θ.
+        parameters: One line per parameter.
+        notes: What the user was warned of.
+    """
+
+    method: str = "FMCPE"
+    num_pairs: int = 0
+    seconds: float = 0.0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    score: float | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+    candidate_seconds: dict[str, float] = field(default_factory=dict)
+    members: dict[str, int] = field(default_factory=dict)
+    distances: dict[str, Any] = field(default_factory=dict)
+    distinct: int = 0
+    parameters: tuple[ParameterReport, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_config(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Report:
+        """The report of a file."""
+        lines = tuple(
+            ParameterReport(
+                **line | {"coverage": tuple(line["coverage"]), "coverage_before": tuple(line["coverage_before"])}
+            )
+            for line in config["parameters"]
+        )
+        return cls(**config | {"parameters": lines, "notes": tuple(config["notes"])})
+
+    def text(self, dim: int, shape: tuple[int, ...]) -> str:
+        """For people."""
+        what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
+        lines = [
+            f"{what} of {dim} parameter(s) given observations of shape {shape}.",
+            f"Fitted on {self.num_pairs} calibration pairs in {self.seconds:.1f} s.",
+        ]
+        for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
+            losses = self.history.get(f"validation_{name}")
+            if losses:
+                lines.append(
+                    f"{label}: validation loss {losses[0]:.3g} at first, {losses[-1]:.3g} at last, lowest {min(losses):.3g}."
+                )
+        if self.weights:
+            lines += ["", "Candidate              weight   cross-validated energy score"]
+            lines += [f"  {name:20s} {weight:6.2f}   {self.scores[name]:.3f}" for name, weight in self.weights.items()]
+            lines.append(f"  {'stack':20s}          {self.score:.3f}  (approximately held out)")
+            lines += [f"  {name:20s} not fitted: {reason}" for name, reason in self.skipped.items()]
+        if self.parameters:
+            lines += ["", "On held-out pairs, before -> after:"]
+            for p in self.parameters:
+                (b80, b90), (a80, a90) = p.coverage_before, p.coverage
+                lines.append(
+                    f"  {p.name}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
+                    f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
+                )
+        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+
+
+def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Report:
+    """The report of a stack; warns where the pairs refute what it says."""
+    space, truth = problem.space, problem.theta
+    before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
+    draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
+    old = draws if before is None else space.to_theta(before.flatten(0, 1)).reshape(before.shape)
+    after_error, before_error = (_error(each, truth) for each in (draws, old))
+    after, earlier = (_coverage(each, truth) for each in (draws, old))
+    lines = tuple(
+        ParameterReport(
+            name, float(after_error[i]), float(before_error[i]), (float(after[0, i]), float(after[1, i])),
+            (float(earlier[0, i]), float(earlier[1, i])), float(fitted.scale[i]), float(truth[:, i].min()),
+            float(truth[:, i].max()),
+        )
+        for i, name in enumerate(names)
+    )  # fmt: skip
+    weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
+    notes = [
+        *_refuted(lines, groups_of(truth)[1]),
+        *_design(problem, names),
+        *_uninformative(fitted),
+        *_unreliable(fitted),
+    ]
+    for note in notes:
+        warnings.warn(note, FMCPEWarning, stacklevel=stacklevel + 1)
+    return Report(
+        "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
+        float(fitted.scores.mean()),
+        fitted.skipped, fitted.seconds,
+        {name: len(fit.members) for name, fit in zip(fitted.names, fitted.fits, strict=True)},
+        {"to_truth": fitted.distances.to_truth.mean(1).tolist(), "between": fitted.distances.between.mean(2).tolist()},
+        groups_of(truth)[1], lines, tuple(notes),
+    )  # fmt: skip
+
+
+def _error(draws: Tensor, truth: Tensor) -> Tensor:
+    return (draws.median(1).values - truth).abs().median(0).values
+
+
+def _coverage(draws: Tensor, truth: Tensor) -> Tensor:
+    """Share of the pairs inside the central intervals, (levels, p)."""
+    out = []
+    for level in LEVELS:
+        low, high = draws.quantile((1 - level) / 2, dim=1), draws.quantile((1 + level) / 2, dim=1)
+        out.append(((truth >= low) & (truth <= high)).float().mean(0))
+    return torch.stack(out)
+
+
+def _refuted(lines: tuple[ParameterReport, ...], pairs: int) -> list[str]:
+    """Parameters whose coverage the pairs refute: one-sided exact binomial test, over all parameters."""
+    notes = []
+    for line in lines:
+        inside = round(line.coverage[1] * pairs)
+        if stats.binom.cdf(inside, pairs, 0.9) < _REFUTED / len(lines):
+            notes.append(
+                f"The 90 % interval of {line.name} holds {inside} of {pairs} held-out pairs: this posterior is over-confident "
+                f"about {line.name}. Measure more pairs before you rely on it."
+            )
+    return notes
+
+
+def _design(problem: Problem, names: tuple[str, ...]) -> list[str]:
+    """Parameters whose prior the pairs do not span."""
+    prior, notes = problem.space.to_theta(problem.pool), []
+    for i, name in enumerate(names):
+        low, high = prior[:, i].quantile(0.05), prior[:, i].quantile(0.95)
+        least, most = float(problem.theta[:, i].min()), float(problem.theta[:, i].max())
+        span = (min(most, float(high)) - max(least, float(low))) / max(1e-12, float(high - low))
+        values = problem.theta[:, i].unique()
+        if span < _NARROW or len(values) == 1:
+            notes.append(
+                f"All pairs have {name} between {least:.4g} and {most:.4g}, {max(0.0, span):.0%} of the prior's range: nothing "
+                "shows how to correct outside of it, and there the answer returns to the prior. Measure pairs at other values "
+                f"of {name}, or pass target_prior= if it stays there."
+            )
+        elif len(values) < min(_FEW, len(problem)):
+            notes.append(
+                f"All pairs have one of {len(values)} values of {name}, from {least:.4g} to {most:.4g}: between them the "
+                f"correction is interpolated, unchecked. Measure some pairs at other values of {name}."
+            )
+    return notes
+
+
+def _unreliable(fitted: Fitted) -> list[str]:
+    """Whether the importance weights of the synthetic likelihood have tails that its draws do not cover."""
+    for name, weight, fit in zip(fitted.names, fitted.weights.tolist(), fitted.fits, strict=True):
+        bad = [member.unreliable for member in fit.members if isinstance(member, SyntheticPosterior)]
+        if bad and weight > _CARRIES and sum(bad) / len(bad) > _TOO_MANY:
+            return [
+                f"Importance weights of {name}, which has weight {weight:.2f}, are unreliable for {sum(bad) / len(bad):.0%} of "
+                "the held-out pairs (Pareto k̂ above 0.7). Compare with recipe=Stack(...) without it."
+            ]
+    return []
+
+
+def _uninformative(fitted: Fitted) -> list[str]:
+    """Whether held-out pairs are predicted better than by the prior: one-sided paired t-test."""
+    if "prior" not in fitted.names:
+        return []
+    alone = fitted.distances.scores(torch.eye(len(fitted.names))[fitted.names.index("prior")])
+    if stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue < _REFUTED:
+        return []
+    return [
+        f"Held-out pairs are predicted no better than by the prior (energy score {float(fitted.scores.mean()):.3g} against "
+        f"{float(alone.mean()):.3g}): these pairs do not show how data depend on θ. Check that each row of theta belongs to "
+        "its row of y, or measure more pairs."
+    ]

@@ -1,0 +1,144 @@
+"""Files that are data, never code.
+
+A saved posterior is one safetensors file: the tensors, and in its header a JSON manifest with the format's version, the
+library's versions, the report, and the architecture of each part (`to_config`). Nothing is pickled. A base posterior made by
+`fmcpe.train_npe` goes into the file; one from elsewhere does not, and `load` asks for it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fmcpe._errors import FMCPEWarning
+from fmcpe._random import seeded
+from fmcpe.candidates.base import Shared
+from fmcpe.nn.describe import build_prior, describe_prior
+from fmcpe.report import Report
+from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe, under
+from fmcpe.serialization.registry import from_config, to_config
+from fmcpe.spaces import ParameterSpace
+
+if TYPE_CHECKING:
+    from fmcpe.posterior import CorrectedPosterior
+
+FORMAT = 4
+_REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior"}
+
+
+def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
+    """Write `posterior` to `path`, whole or not at all."""
+    path, shared = Path(path), posterior.shared
+    base, tensors = describe_base(shared.base)
+    target = None if shared.target_prior is shared.base.prior else describe_prior(shared.target_prior)
+    described = target is not None or shared.target_prior is shared.base.prior
+    if (base["kind"] == "external" and made_by_train_npe(shared.base)) or not described:
+        warnings.warn(
+            "The base posterior has a prior or an embedding_net that a file cannot describe, and is not in it. Keep it, and "
+            "load with fmcpe.load(path, posterior=the_base_posterior).",
+            FMCPEWarning,
+            stacklevel=3,
+        )
+    manifest = {
+        "format": FORMAT,
+        "versions": {name: version(name) for name in ("fmcpe", "torch", "sbi", "zuko")},
+        "report": posterior.report.to_config(),
+        "x_shape": list(posterior.observation_shape),
+        "theta_dim": posterior.space.dim,
+        "base": base,
+        "target_prior": None if target is None else target[0],
+        "posterior": to_config(posterior.inner),
+    }
+    tensors |= {f"posterior.{k}": v for k, v in posterior.inner.state_dict().items()} | {"pool": shared.pool}
+    tensors |= {f"space.{k}": v for k, v in posterior.space.state_dict().items()}
+    tensors |= {f"target_prior.{k}": v for k, v in (target[1] if target is not None else {}).items()}
+    if posterior.default_x is not None:
+        tensors["default_x"] = posterior.default_x
+    contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+
+    if path.is_dir() or not path.parent.is_dir():
+        raise FileNotFoundError(f"Expected a file name in a folder that exists, got {path}. Create the folder first.")
+    # a reader sees the old file or the new one, never half of one
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(contiguous, temporary, metadata={"fmcpe": json.dumps(manifest)})
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | None = None) -> CorrectedPosterior:
+    """Read a posterior written by `CorrectedPosterior.save`. No code from the file runs.
+
+    Args:
+        path: The file.
+        posterior: The base posterior, where the file does not hold it.
+        embedding_net: The embedding of y, where it was a network of your own that the file cannot describe; its weights
+            come from the file.
+    """
+    manifest, tensors = _read(Path(path))
+    with seeded(0):  # fresh networks draw weights that are overwritten at once
+        return _rebuild(manifest, tensors, posterior, embedding_net, path)
+
+
+def _rebuild(
+    manifest: dict[str, Any],
+    tensors: dict[str, Tensor],
+    posterior: Any,
+    embedding_net: nn.Module | None,
+    path: str | Path,
+) -> CorrectedPosterior:
+    from fmcpe.posterior import CorrectedPosterior
+
+    base = build_base(manifest, tensors, posterior, path)
+    target = base.prior
+    if manifest["target_prior"] is not None:
+        target = build_prior(manifest["target_prior"], under(tensors, "target_prior."))
+    space = ParameterSpace(base.prior, base.prior.sample((2,)).to(torch.float32))
+    space.load_state_dict(under(tensors, "space."))
+    shared = Shared(base, space, target, tensors["pool"], embedding_net)
+    inner = from_config(manifest["posterior"], shared)
+    inner.load_state_dict(under(tensors, "posterior."))
+    loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], Report.from_config(manifest["report"]))
+    return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a file written by posterior.save(...), got {path}, which does not exist.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            manifest = json.loads((file.metadata() or {}).get("fmcpe", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"Expected a whole file written by posterior.save(...), got {path} ({error}).") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise ValueError(f"Expected a file written by posterior.save(...), got {path}, which has no fmcpe manifest.")
+    if manifest["format"] != FORMAT:
+        newer = manifest["format"] > FORMAT
+        advice = "Upgrade with pip install --upgrade fmcpe." if newer else "Fit the posterior again with this version."
+        raise ValueError(f"Expected a file of format {FORMAT}, got {path} of format {manifest['format']}. {advice}")
+    missing = _REQUIRED - set(manifest)
+    if missing:
+        raise ValueError(
+            f"Expected a manifest with {', '.join(sorted(missing))}, got {path} without. Save the posterior again."
+        )
+    return manifest, tensors

@@ -1,0 +1,40 @@
+"""Posteriors by the name of their class, so that a file names what it holds and nothing else can be built from it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fmcpe.candidates.base import Posterior, Shared
+
+_HOMES = {
+    "FineTunedPosterior": "fmcpe.candidates.fine_tuned",
+    "JointFlowed": "fmcpe.candidates.joint_flow",
+    "Mixture": "fmcpe.mixture",
+    "PriorPosterior": "fmcpe.candidates.prior",
+    "Recalibrated": "fmcpe.mixture",
+    "RidgeTransported": "fmcpe.candidates.ridge_transport",
+    "Shifted": "fmcpe.candidates.residual_shift",
+    "SyntheticPosterior": "fmcpe.candidates.synthetic_likelihood",
+    "TransportMixture": "fmcpe.baselines.semi_balanced",
+    "Transported": "fmcpe.candidates.base",
+    "WithinRange": "fmcpe.extrapolation",
+}
+
+
+def to_config(posterior: Posterior) -> dict[str, Any]:
+    """The class and architecture of a posterior, as JSON."""
+    return {"class": type(posterior).__name__} | posterior.to_config()
+
+
+def from_config(config: dict[str, Any], shared: Shared) -> Posterior:
+    """A posterior of that architecture, its numbers still to be loaded."""
+    name = config.get("class")
+    if name not in _HOMES:
+        raise ValueError(
+            f"Expected a posterior of this library, got {name!r}. The file was not written by posterior.save(...)."
+        )
+    found: Posterior = getattr(importlib.import_module(_HOMES[name]), name).from_config(config, shared)
+    found.components = config.get("components", found.components)
+    return found

@@ -1,0 +1,381 @@
+r"""The default recipe: fit several candidates, score each on pairs it has not seen, sample from the best mixture of them.
+
+    cross_fit      for R random K-fold splits and each fold: fit every candidate on the rows outside the fold
+    score          z ~ member for each pair that the member has not seen
+    stack_weights  weights on the simplex that minimise the cross-validated energy score of the mixture
+
+                       ES(w)/s - (1/N) Σ_k α_k log w_k,      ES(w) = a·w - ½ wᵀ D w
+
+    Mixture        the deployed posterior: the very members that were scored, each of candidate k with probability w_k / M_k
+    recalibrate    a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
+
+With \( z_j \) the truth of pair j and \( Z, Z' \) draws for it: \( a_k = E|Z_k - z_j| \), \( D_{kl} = E|Z_k - Z'_l| \), s the
+smallest single-candidate score, α Dirichlet pseudo-counts. The only preference for a named candidate is the pseudo-count of
+`Uncorrected`: a simulator that the pairs do not refute keeps its posterior.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fmcpe._random import derive, seeded
+from fmcpe.candidates import Candidate, Posterior, default
+from fmcpe.extrapolation import WithinRange
+from fmcpe.mixture import Mixture, Recalibrated
+from fmcpe.problem import Problem, groups_of, split_pairs
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """A candidate fitted on the training rows of every fold.
+
+    Args:
+        members: The fitted posteriors.
+        draws: Draws for each pair from members that have not seen it, (N, R, S, p).
+        seconds: Time of the fits.
+    """
+
+    members: Sequence[Posterior]
+    draws: Tensor
+    seconds: float
+
+
+def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int, seed: int) -> CrossFit:
+    """Fit a candidate outside each fold, and draw inside it.
+
+    Args:
+        candidate: What is fitted.
+        problem: The pairs and all else.
+        folds: The fold of each pair in each repeat, (R, N).
+        draws: S, draws for each pair from each member that has not seen it.
+        seed: Of fits and draws; those of one fold do not depend on the data of another.
+    """
+    started = time.perf_counter()
+    if not candidate.uses_pairs:
+        subsets, unseen = [torch.arange(len(problem))], [[torch.arange(len(problem))]]
+    else:
+        numbers = [range(int(split.max()) + 1) for split in folds]
+        unseen = [[(split == k).nonzero()[:, 0] for k in ks] for split, ks in zip(folds, numbers, strict=True)]
+        subsets = [(split != k).nonzero()[:, 0] for split, ks in zip(folds, numbers, strict=True) for k in ks]
+    with seeded(derive(seed, candidate.name, "fit")):
+        members = list(candidate.fit_members(problem, subsets))
+    out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
+    asked = iter(members)
+    for repeat, parts in enumerate(unseen):
+        for fold, rows in enumerate(parts):
+            with seeded(derive(seed, candidate.name, "draw", repeat, fold)):
+                out[rows, repeat] = next(asked).sample(problem.y[rows], draws)
+    return CrossFit(members, out, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Mean distances, pair by pair, that the energy score of any mixture is made of.
+
+    Args:
+        to_truth: a, of each candidate's draws to the truth, (K, N).
+        between: D, between the draws of two candidates, (K, K, N); of one candidate, as an ensemble of its members.
+    """
+
+    to_truth: Tensor
+    between: Tensor
+
+    @classmethod
+    def of(cls, fits: Sequence[CrossFit], truth: Tensor) -> Distances:
+        """From cross-validated draws and true z, (N, p)."""
+        each = [fit.draws for fit in fits]
+        to_truth = torch.stack([(draws - truth[:, None, None]).norm(dim=-1).mean((1, 2)) for draws in each])
+        between = truth.new_zeros(len(each), len(each), len(truth))
+        for k, one in enumerate(each):
+            between[k, k] = _within(one, len(fits[k].members))
+            for j in range(k):
+                between[k, j] = between[j, k] = torch.cdist(one.flatten(1, 2), each[j].flatten(1, 2)).mean((1, 2))
+        return cls(to_truth, between)
+
+    def rows(self, index: Tensor) -> Distances:
+        """Those of some pairs."""
+        return Distances(self.to_truth[:, index], self.between[..., index])
+
+    def scores(self, weights: Tensor) -> Tensor:
+        """Energy score of a mixture on each pair, (N,)."""
+        return weights @ self.to_truth - 0.5 * torch.einsum("k,l,kln->n", weights, weights, self.between)
+
+
+def _within(draws: Tensor, members: int) -> Tensor:
+    """Mean distance between two draws of an ensemble of M members, from draws (N, R, S, p) of R of them: (N,).
+
+    Two draws come from one member with probability 1/M: within/M + (1 - 1/M)·between.
+    """
+    number, size = draws.shape[1:3]
+    each = torch.stack([torch.cdist(draws[:, r], draws[:, r]).sum((1, 2)) for r in range(number)]).mean(0)
+    each = each / (size * (size - 1))  # two different draws: a draw's distance to itself would favour mixtures
+    if number == 1 or members == 1:
+        return each
+    pairs = [torch.cdist(draws[:, r], draws[:, q]).mean((1, 2)) for r in range(number) for q in range(r)]
+    return each / members + (1 - 1 / members) * torch.stack(pairs).mean(0)
+
+
+def stack_weights(
+    distances: Distances, pseudo_counts: Tensor, pairs: float, importance: Tensor | None = None
+) -> Tensor:
+    r"""Weights of the mixture that minimise the cross-validated energy score.
+
+        ES(w)/s - N⁻¹ Σ_k α_k log w_k,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score, α pseudo-counts
+
+    The energy score is convex in w where D is a distance of distributions; what finite draws make of it is projected there.
+    Newton's method with backtracking, on the simplex.
+
+    Args:
+        distances: a and D, pair by pair.
+        pseudo_counts: α, (K,), positive.
+        pairs: N, the number of pairs that count as independent.
+        importance: What each pair counts, (N,), of mean one; all the same if None.
+
+    Returns:
+        w, (K,), positive, summing to one.
+    """
+    to_truth, between = distances.to_truth.double(), distances.between.double()
+    if importance is not None:
+        to_truth, between = to_truth * importance, between * importance
+    a, d = to_truth.mean(1), between.mean(2)
+    scale = float((a - 0.5 * d.diagonal()).min().clamp_min(1e-12))
+    curvature, slope, barrier = _convex(-d) / scale, a / scale, pseudo_counts.double() / pairs
+
+    def objective(w: Tensor) -> float:
+        return float(w @ slope + 0.5 * w @ curvature @ w - barrier @ w.log())
+
+    w = torch.full_like(a, 1 / len(a))
+    for _ in range(200):
+        gradient = slope + curvature @ w - barrier / w
+        step = _newton_step(curvature + (barrier / w.square()).diag(), gradient)
+        decrement = -float(gradient @ step)
+        if decrement < 1e-12:
+            break
+        ratio = (-w / step)[step < 0]
+        length = min(1.0, 0.99 * float(ratio.min())) if len(ratio) else 1.0
+        before = objective(w)
+        while objective(w + length * step) > before - 1e-4 * length * decrement and length > 1e-12:
+            length /= 2
+        w = (w + length * step).clamp_min(1e-300)
+        w = w / w.sum()
+    return w.to(distances.to_truth)
+
+
+def _convex(matrix: Tensor) -> Tensor:
+    """The matrix without its negative curvature on vectors that sum to zero."""
+    number = len(matrix)
+    centre = torch.eye(number, dtype=matrix.dtype) - 1 / number
+    values, vectors = torch.linalg.eigh(centre @ matrix @ centre)
+    return matrix - (vectors * values.clamp_max(0.0)) @ vectors.T
+
+
+def _newton_step(hessian: Tensor, gradient: Tensor) -> Tensor:
+    """The step of a quadratic program whose variables sum to a constant."""
+    solved = torch.linalg.solve(hessian, torch.stack([gradient, torch.ones_like(gradient)], dim=1))
+    return solved[:, 1] * (solved[:, 0].sum() / solved[:, 1].sum()) - solved[:, 0]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted stack and what it was chosen by.
+
+    Args:
+        posterior: The deployed posterior.
+        names: Of the candidates.
+        weights: w, (K,).
+        alone: Cross-validated energy score of each candidate alone, (K,).
+        scores: That of the stack on each pair, with weights computed without its fold, (N,).
+        scale: Of the recalibration, (p,).
+        held_out: Cross-validated draws of the stack for each pair, recalibrated, (N, S, p).
+        skipped: Why some candidates were not fitted.
+        seconds: Of each candidate.
+        fits: The cross-fitted candidates.
+        distances: What the weights were computed from.
+    """
+
+    posterior: Posterior
+    names: tuple[str, ...]
+    weights: Tensor
+    alone: Tensor
+    scores: Tensor
+    scale: Tensor
+    held_out: Tensor
+    skipped: dict[str, str]
+    seconds: dict[str, float]
+    fits: tuple[CrossFit, ...]
+    distances: Distances
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The default recipe: a mixture of candidates, weighted by their cross-validated energy score.
+
+    Args:
+        candidates: What is fitted.
+        folds: K.
+        repeats: R.
+        uncorrected: Pseudo-count of the uncorrected posterior.
+        others: Pseudo-counts of all other candidates together.
+        shrinkage: Pseudo-count of a recalibration scale of one.
+        out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
+        smallest: Weight below which a candidate gets none.
+    """
+
+    candidates: tuple[Candidate, ...] = field(default_factory=default)
+    folds: int = 5
+    repeats: int = 2
+    uncorrected: float = 1.5
+    others: float = 0.3
+    shrinkage: float = 10.0
+    out_of_range: float = 1e-5
+    smallest: float = 0.01
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidates", tuple(self.candidates))
+        names = [getattr(candidate, "name", None) for candidate in self.candidates]
+        if not names or None in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
+                "FineTuned()])."
+            )
+        for name, least in (("folds", 2), ("repeats", 1)):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+                raise ValueError(
+                    f"Expected {name} of at least {least}, got {getattr(self, name)!r}. Try Stack({name}={least})."
+                )
+        for name in ("uncorrected", "others", "shrinkage", "out_of_range", "smallest"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"Expected {name} to be a positive number, got {value!r}. Try Stack({name}=1.0).")
+
+    def fit(self, problem: Problem, seed: int, importance: Tensor | None = None) -> Fitted:
+        """Fit all candidates, and find the weights.
+
+        Args:
+            problem: The pairs and all else.
+            seed: Of splits, fits and draws.
+            importance: What each pair counts in the score, (N,), of mean one.
+        """
+        with seeded(derive(seed, "folds")):
+            folds = split_pairs(problem.theta, self.folds, self.repeats)
+        fits, skipped = self._cross_fit(problem, folds, seed)
+        names, distinct = tuple(fits), groups_of(problem.theta)[1]
+        distances = Distances.of(list(fits.values()), problem.z)
+        weights = self.weights(names, distances, distinct, importance)
+        with seeded(derive(seed, "held out")):
+            held_out, scores = self._held_out(fits, distances, folds, importance)
+        scale = recalibration(held_out, problem.z, distinct, self.shrinkage)
+        held_out = _recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
+        mixture = _ensemble(list(fits.values()), weights)
+        return Fitted(
+            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range),
+            names,
+            weights,
+            torch.stack([distances.scores(row).mean() for row in torch.eye(len(names))]),
+            scores.mean(0),
+            scale,
+            held_out,
+            skipped,
+            {name: fit.seconds for name, fit in fits.items()},
+            tuple(fits.values()),
+            distances,
+        )
+
+    def _cross_fit(self, problem: Problem, folds: Tensor, seed: int) -> tuple[dict[str, CrossFit], dict[str, str]]:
+        """Every candidate that can be fitted, and why the others cannot."""
+        draws = max(8, min(32, 4000 // len(problem)))
+        fits, skipped = dict[str, CrossFit](), dict[str, str]()
+        for candidate in self.candidates:
+            reason = candidate.skipped(problem)
+            if reason is None and candidate.uses_pairs and int(folds.max()) == 0:
+                reason = "all pairs have the same θ, so that none can be held out"
+            if reason is None:
+                fits[candidate.name] = cross_fit(candidate, problem, folds, draws, seed)
+            else:
+                skipped[candidate.name] = reason
+        return fits, skipped
+
+    def weights(
+        self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
+    ) -> Tensor:
+        """Weights of these candidates, (K,); arguments as for `stack_weights`."""
+        share = self.others / max(1, len(names) - ("uncorrected" in names))
+        counts = torch.tensor([self.uncorrected if name == "uncorrected" else share for name in names])
+        weights = stack_weights(distances, counts, pairs, importance)
+        weights = torch.where(weights < self.smallest, 0.0, weights)
+        return weights / weights.sum()
+
+    def _held_out(
+        self, fits: Mapping[str, CrossFit], distances: Distances, folds: Tensor, importance: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Draws of the stack for each pair, (N, R·S, p), and its scores, (R, N), with weights computed without the fold."""
+        number, _, size, dim = next(iter(fits.values())).draws.shape
+        draws, scores = torch.empty(number, len(folds), size, dim), torch.empty(folds.shape)
+        for repeat, split in enumerate(folds):
+            for k in split.unique():
+                inside, outside = (split == k).nonzero()[:, 0], (split != k).nonzero()[:, 0]
+                outside = outside if len(outside) else inside
+                some = None if importance is None else importance[outside]
+                w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), some)
+                scores[repeat, inside] = distances.rows(inside).scores(w)
+                each = torch.stack(
+                    [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
+                )  # (K, n, S, p)
+                which = torch.multinomial(w, len(inside) * size, replacement=True).reshape(len(inside), size)
+                draws[inside, repeat] = each[which, torch.arange(len(inside))[:, None], torch.arange(size)]
+        return draws.flatten(1, 2), scores
+
+
+def _ensemble(fits: Sequence[CrossFit], weights: Tensor) -> Mixture:
+    """The members of each candidate share its weight, and the components of its density."""
+    members, shares = list[Posterior](), list[Tensor]()
+    for weight, fit in zip(weights, fits, strict=True):
+        for member in fit.members:
+            member.components = max(8, member.components // len(fit.members))
+            members.append(member)
+            shares.append(weight / len(fit.members))
+    return Mixture(members, torch.stack(shares))
+
+
+def recalibration(draws: Tensor, truth: Tensor, pairs: float, shrinkage: float) -> Tensor:
+    """Scale of each parameter's draws about their mean that minimises the CRPS, shrunk to one: (p,).
+
+    CRPS(s)/CRPS(1) + (shrinkage / pairs) log² s, on a grid of log s.
+
+    Args:
+        draws: Cross-validated draws, (N, S, p).
+        truth: True z, (N, p).
+        pairs: Number of pairs that count as independent.
+        shrinkage: Pseudo-count of s = 1.
+    """
+    grid = torch.linspace(-1.5, 1.5, 61)
+    mean = draws.mean(1, keepdim=True)
+    size = draws.shape[1]
+    order = 2 * torch.arange(1, size + 1) - size - 1
+    spread = (order[:, None] * draws.sort(dim=1).values).sum(1) / (
+        size * (size - 1)
+    )  # half the mean distance of two draws
+    scores = []
+    for log_scale in grid:
+        s = float(log_scale.exp())
+        scores.append(((mean + s * (draws - mean) - truth[:, None]).abs().mean(1) - s * spread).mean(0))
+    crps = torch.stack(scores)
+    objective = crps / crps[len(grid) // 2].clamp_min(1e-12) + shrinkage / pairs * grid.square()[:, None]
+    return grid[objective.argmin(0)].exp()
+
+
+def _recalibrated_without_fold(draws: Tensor, truth: Tensor, folds: Tensor, shrinkage: float) -> Tensor:
+    """Cross-validated draws, each pair's recalibrated by a scale that was computed without its fold of the first split."""
+    out, split = draws.clone(), folds[0]
+    for k in split.unique():
+        inside, outside = split == k, split != k
+        if bool(outside.any()):
+            scale = recalibration(draws[outside], truth[outside], float(outside.sum()), shrinkage)
+            mean = draws[inside].mean(1, keepdim=True)
+            out[inside] = mean + scale * (draws[inside] - mean)
+    return out

@@ -1,0 +1,62 @@
+"""Ablations of the stack: recomputed from stored distances, the same as from the fit itself."""
+
+import pytest
+import torch
+from bench_results import made_up
+from conftest import observe
+
+from fmcpe import metrics
+from fmcpe._random import seeded
+from fmcpe.bench.plan import plan
+from fmcpe.bench.results import Results
+from fmcpe.bench.stack import ablation_table, restacked, stack_metrics
+from fmcpe.bench.store import Store
+
+
+@pytest.fixture(scope="module")
+def stored(posteriors, prior_pairs):
+    with seeded(0):
+        return stack_metrics(posteriors("default"), *prior_pairs)
+
+
+@pytest.fixture(scope="module")
+def prior_pairs():
+    from conftest import PRIOR
+
+    with seeded(5):
+        theta = PRIOR.sample((200,))
+        return theta, observe(theta)
+
+
+def test_the_whole_stack_has_the_weights_of_the_fit(posteriors, stored, prior_pairs):
+    posterior = posteriors("default")
+    score, weights = restacked(stored)
+    assert weights == pytest.approx(posterior.weights, abs=1e-3)
+    with seeded(1):
+        draws = posterior.inner.inner.inner.sample(prior_pairs[1], 200)  # the mixture, before recalibration
+    direct = metrics.energy_score(draws.movedim(0, 1), posterior.space.to_z_safely(prior_pairs[0]))
+    assert score == pytest.approx(direct, rel=0.05)
+
+
+def test_without_a_candidate_the_others_share_its_weight(stored):
+    score, weights = restacked(stored, ["synthetic_likelihood"])
+    assert "synthetic_likelihood" not in weights and sum(weights.values()) == pytest.approx(1, abs=1e-5)
+    alone, only = restacked(stored, [name for name in stored["names"] if name != "prior"])
+    assert only == {"prior": 1.0} and alone > score
+
+
+def test_the_table_has_a_line_for_each_candidate(tmp_path, stored):
+    units = plan("zoo", "smoke")
+    with Store(tmp_path, "") as store:
+        store.add("zoo", "smoke", units)
+        for unit in units:
+            result = made_up(unit)
+            if unit.method == "fmcpe":
+                result.metrics["stack"] = stored
+            store.claim([unit.id])
+            store.finish(unit.id, result)
+    table = ablation_table(Results.read(tmp_path))
+    assert [row[0] for row in table.rows] == stored["names"]
+    lines = {row[0]: row for row in table.rows}
+    assert float(lines["prior"][4]) > 1  # alone, it is worse than the stack
+    assert all(torch.tensor(float(row[6])) > 0 for row in table.rows)

@@ -1,0 +1,178 @@
+"""Bayesian regression in closed form, and Bayes' rule on top of it, against exact answers."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import f, genpareto
+from torch.distributions import Independent, MultivariateNormal, Normal, StudentT
+
+from fmcpe._random import seeded
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.candidates.synthetic_likelihood import Directions, Features, SyntheticLikelihood
+from fmcpe.nn.conjugate import fit_conjugate
+from fmcpe.nn.importance import TMixture, effective_share, pareto_k, systematic
+from fmcpe.problem import build_problem
+from fmcpe.spaces import ParameterSpace
+
+
+def linear_pairs(number, dim=2, size=4, noise=0.3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(dim, size, generator=generator)
+    theta = torch.randn(number, dim, generator=generator)
+    return matrix, theta, theta @ matrix + 1.0 + noise * torch.randn(number, size, generator=generator)
+
+
+def test_with_many_pairs_the_regression_is_least_squares():
+    matrix, theta, y = linear_pairs(5000)
+    fit = fit_conjugate(theta, y, torch.ones(2)).regression
+    mean, factor = fit.predict(torch.eye(2))
+    back = mean @ torch.linalg.inv(fit.whitening) + fit.target_mean
+    torch.testing.assert_close(back, matrix + 1.0, atol=0.03, rtol=0)
+    assert torch.allclose(factor, torch.ones(2), atol=2e-3)
+    residual = fit.whiten(y) - fit.predict(theta)[0]
+    assert torch.allclose(torch.cov(residual.T), torch.eye(4), atol=0.08)
+
+
+def test_the_evidence_knows_which_features_made_the_data():
+    _, theta, y = linear_pairs(60, 1, 1, 0.5)
+    quadratic = torch.cat([theta, theta.square()], dim=1)
+    order = torch.tensor([1, 2])
+    bent = y + 2 * theta.square()
+    assert fit_conjugate(quadratic, bent, order).evidence > fit_conjugate(theta, bent, torch.ones(1)).evidence + 5
+    assert fit_conjugate(theta, y, torch.ones(1)).evidence > fit_conjugate(quadratic, y, order).evidence - 1
+
+
+def test_the_predictive_distribution_is_calibrated_with_few_pairs():
+    """The 90 % ellipsoid of Student's t, over 200 regressions on sixteen pairs: within four binomial standard errors."""
+    inside = 0
+    for seed in range(200):
+        _, theta, y = linear_pairs(17, 3, 6, 0.5, seed)
+        fit = fit_conjugate(theta[:16], y[:16], torch.ones(3)).regression
+        mean, factor = fit.predict(theta[16:])
+        distance = float((fit.whiten(y[16:]) - mean).square().sum() / factor[0])
+        inside += distance / 6 < f.ppf(0.9, 6, float(fit.freedom))
+    assert abs(inside / 200 - 0.9) < 4 * math.sqrt(0.09 / 200)
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    """Many pairs of a linear Gaussian process, a normal prior: Bayes' rule has a closed form."""
+    prior = Independent(Normal(torch.tensor([1.0, -2.0]), torch.tensor([2.0, 0.5])), 1)
+    matrix = torch.tensor([[1.0, 0.3, -0.5], [0.2, 1.5, 0.4]])
+    noise = 0.4
+
+    def real(theta):
+        return theta @ matrix + noise * torch.randn(len(theta), 3)
+
+    with seeded(0):
+        theta = prior.sample((3000,))
+        base = as_base_posterior(lambda x: prior.sample((len(x),)), prior)
+        problem = build_problem(base, None, prior, theta, real(theta), None)
+        posterior = SyntheticLikelihood().fit(problem, torch.arange(3000))
+    y = torch.tensor([[1.5, -2.0, -1.0]])
+    precision = torch.diag(torch.tensor([0.25, 4.0])) + matrix @ matrix.T / noise**2
+    covariance = torch.linalg.inv(precision)
+    mean = covariance @ (torch.tensor([0.25, 4.0]) * torch.tensor([1.0, -2.0]) + matrix @ y[0] / noise**2)
+    return posterior, problem.space, y, MultivariateNormal(mean, covariance)
+
+
+def test_draws_of_the_synthetic_likelihood_are_those_of_bayes_rule(gaussian):
+    posterior, space, y, exact = gaussian
+    with seeded(1):
+        draws = space.to_theta(posterior.sample(y, 20_000)[0])
+    assert float(((draws.mean(0) - exact.mean) / exact.stddev).abs().max()) < 0.1
+    assert torch.allclose(torch.cov(draws.T), exact.covariance_matrix, rtol=0.12, atol=2e-3)
+    assert posterior.effective > 0.3
+
+
+def test_its_density_is_that_of_bayes_rule(gaussian):
+    posterior, space, y, exact = gaussian
+    theta = exact.sample((200,))
+    density = posterior.log_prob(space.to_z(theta)[None], y)[0] + space.log_abs_det(theta)
+    assert float((density - exact.log_prob(theta)).abs().median()) < 0.08
+
+
+def test_two_modes_have_their_shares():
+    """Data are θ²: both signs are as likely, and a tilted prior weights them."""
+    prior = Independent(Normal(torch.zeros(1), torch.ones(1)), 1)
+    with seeded(0):
+        theta = prior.sample((400,))
+        y = theta.square() + 0.05 * torch.randn(400, 1)
+        base = as_base_posterior(lambda x: prior.sample((len(x),)), prior)
+        problem = build_problem(base, None, prior, theta, y, None)
+        posterior = SyntheticLikelihood().fit(problem, torch.arange(400))
+        draws = posterior.sample(torch.ones(50, 1), 400)
+    share = (draws > 0).float().mean((1, 2))
+    assert float(share.mean()) == pytest.approx(0.5, abs=0.05)
+    assert float(share.min()) > 0.2
+    assert float((draws.abs() - 1).abs().median()) < 0.15
+
+
+def test_directions_keep_short_vectors_and_reduce_long_ones():
+    torch.manual_seed(0)
+    y = torch.randn(50, 6) * torch.tensor([1.0, 10, 100, 1, 1, 1])
+    short = Directions.of(y, 24)
+    assert short.matrix.shape == (6, 6)
+    assert torch.allclose(short(y).std(0), torch.ones(6), atol=1e-3)
+    series = torch.sin(torch.linspace(0, 6, 100) * (1 + torch.rand(50, 1)))
+    long = Directions.of(series, 24)
+    assert long.matrix.shape == (100, 24)
+    left = series - series.mean(0) - (long(series) @ torch.linalg.pinv(long.matrix))
+    assert float(left.square().mean()) < 1e-3
+
+
+def test_features_are_polynomials_of_physical_or_unconstrained_parameters():
+    prior = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+    space = ParameterSpace.of(prior)
+    pool = space.to_z(prior.sample((2000,)))
+    for physical in (True, False):
+        features = Features(space, pool, 2, physical)
+        assert features(pool).shape == (2000, 5)
+        assert features.order.tolist() == [1, 1, 2, 2, 2]
+        assert torch.allclose(features(pool).std(0), torch.ones(5), atol=1e-3)
+
+
+def test_systematic_resampling_is_fair():
+    torch.manual_seed(0)
+    weights = torch.tensor([[0.1, 0.2, 0.7]]).expand(500, -1)
+    index = systematic(weights, 10)
+    share = torch.stack([(index == k).float().mean() for k in range(3)])
+    assert torch.allclose(share, torch.tensor([0.1, 0.2, 0.7]), atol=5e-3)
+    assert bool(((index == 2).sum(1) == 7).all())
+
+
+def test_the_t_density_is_that_of_torch():
+    _, theta, y = linear_pairs(30, 1, 1)
+    fit = fit_conjugate(theta, y, torch.ones(1)).regression
+    mean, factor = fit.predict(theta)
+    seen = fit.whiten(y)
+    ours = fit.log_likelihood((seen - mean).square().sum(-1), factor)
+    exact = StudentT(fit.freedom, mean[:, 0], factor.sqrt()).log_prob(seen[:, 0])
+    assert torch.allclose(ours - ours.mean(), exact - exact.mean(), atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [0.1, 0.5, 0.9])
+def test_the_tail_of_importance_weights_is_found(shape):
+    """Weights that are Pareto with a known shape: the estimate is close on average, and separates good from bad."""
+    draws = genpareto.rvs(shape, size=(200, 2000), random_state=0)
+    estimate = pareto_k(torch.as_tensor(draws).log())
+    assert float(estimate.mean()) == pytest.approx(shape, abs=0.1)
+    even = torch.zeros(3, 500)
+    assert torch.allclose(effective_share(even), torch.ones(3))
+    assert bool((effective_share(torch.as_tensor(draws).log()) < 1).all())
+
+
+def test_the_proposal_has_the_density_of_its_draws():
+    torch.manual_seed(0)
+    centre = torch.tensor([[[0.0, 0.0], [3.0, -1.0]]])
+    root = torch.linalg.cholesky(torch.tensor([[[[4.0, 1.0], [1.0, 2.0]], [[1.0, 0.0], [0.0, 9.0]]]]))
+    mixture = TMixture(centre, root)
+    u = torch.linspace(-30, 30, 1201)
+    grid = torch.cartesian_prod(u, u)[None]
+    density = mixture.log_prob(grid).exp()[0]
+    assert float(density.sum() * (u[1] - u[0]) ** 2) == pytest.approx(1, abs=0.01)
+    draws = mixture.sample(20_000)[0]
+    assert float((draws[:, 0] > 1.5).float().mean()) == pytest.approx(
+        float(density[grid[0, :, 0] > 1.5].sum() * 0.0025), abs=0.02
+    )

@@ -1,0 +1,387 @@
+"""The default recipe: honest folds, weights against brute force, recalibration, the move to the prior out of range."""
+
+import itertools
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate
+
+from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, metrics
+from fmcpe._checks import CheckedSimulator
+from fmcpe._random import seeded
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.candidates.base import Posterior, split_rows, tiled
+from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.extrapolation import Range
+from fmcpe.mixture import Mixture, Recalibrated
+from fmcpe.problem import build_problem, groups_of, split_pairs
+from fmcpe.stacking import CrossFit, Distances, cross_fit, recalibration, stack_weights
+
+
+def problem_of(base, seed, number=24):
+    with seeded(seed):
+        theta = PRIOR.sample((number,))
+        return build_problem(
+            as_base_posterior(base),
+            CheckedSimulator(simulate, torch.Size((3,))),
+            PRIOR,
+            theta,
+            observe(theta),
+            None,
+            bank=300,
+        )
+
+
+# ---------------------------------------------------------------------- splits
+
+
+def test_repeated_parameters_stay_together():
+    theta = PRIOR.sample((6,)).repeat(4, 1)
+    folds = split_pairs(theta, 5, 3)
+    assert folds.shape == (3, 24) and set(folds.unique().tolist()) == set(range(5))
+    groups, distinct = groups_of(theta)
+    assert distinct == 6
+    for split in folds:
+        assert all(len(split[groups == g].unique()) == 1 for g in range(6))
+    assert int(split_pairs(theta[:2].repeat(5, 1), 5, 1).max()) == 1  # two distinct θ: two folds
+    rows = torch.arange(24)
+    training, validation = split_rows(rows, theta, 0.2)
+    assert not set(groups[training].tolist()) & set(groups[validation].tolist())
+    assert sorted(torch.cat([training, validation]).tolist()) == rows.tolist()
+
+
+def test_members_with_fewer_rows_repeat_their_first():
+    assert tiled([torch.tensor([3, 1]), torch.tensor([0, 4, 2])]).tolist() == [[3, 1, 3], [0, 4, 2]]
+
+
+@pytest.mark.parametrize("name", ["uncorrected", *CANDIDATES])
+def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embedding, name):
+    """Replace θ, y and the simulations of a fold: the members that are scored on it draw the same bits."""
+    candidate = CANDIDATES.get(name, candidates.Uncorrected())
+    here, there = problem_of(base_with_embedding, 0), problem_of(base_with_embedding, 1)
+    there = replace(there, bank_theta=here.bank_theta, bank_x=here.bank_x, bank_seen=here.bank_seen, pool=here.pool)
+    with seeded(2):
+        folds = split_pairs(here.theta, 3, 1)
+    inside = (folds[0] == 1).nonzero()[:, 0]
+    changed = here.replaced(inside, there)
+    assert not torch.equal(changed.y, here.y) and torch.equal(changed.y[folds[0] == 0], here.y[folds[0] == 0])
+    asked = there.y[inside]
+    draws = []
+    for problem in (here, changed):
+        fit = cross_fit(candidate, problem, folds, 8, seed=3)
+        member = fit.members[1] if candidate.uses_pairs else fit.members[0]
+        with seeded(4):
+            draws.append(member.sample(asked, 16))
+    assert torch.equal(*draws)
+    if candidate.uses_pairs and name != "prior":  # negative control: the other members have seen the change
+        with seeded(4):
+            other = cross_fit(candidate, changed, folds, 8, seed=3).members[0].sample(asked, 16)
+        with seeded(4):
+            same = cross_fit(candidate, here, folds, 8, seed=3).members[0].sample(asked, 16)
+        assert not torch.equal(other, same)
+
+
+# ---------------------------------------------------------------------- weights
+
+
+class Normal(Posterior):
+    """N(mean, std²), whatever y."""
+
+    def __init__(self, mean, std):
+        super().__init__()
+        self.mean, self.std = torch.as_tensor(mean), torch.as_tensor(std)
+
+    def sample(self, y, n):
+        return self.mean + self.std * torch.randn(len(y), n, len(self.mean))
+
+    def log_prob(self, z, y):
+        return torch.distributions.Normal(self.mean, self.std).log_prob(z).sum(-1)
+
+    def to_config(self):
+        return {}
+
+    @classmethod
+    def from_config(cls, config, shared):
+        raise NotImplementedError
+
+
+def fits_of(posteriors, truth, draws=64):
+    y = torch.zeros(len(truth), 1)
+    return [CrossFit([p], p.sample(y, draws)[:, None], 0.0) for p in posteriors]
+
+
+def test_weights_are_those_of_brute_force():
+    torch.manual_seed(0)
+    truth = torch.randn(40, 2)
+    posteriors = [Normal([0.0, 0.0], 1.0), Normal([1.0, 0.0], 0.5), Normal([-1.0, 0.5], 2.0)]
+    distances = Distances.of(fits_of(posteriors, truth), truth)
+    counts = torch.tensor([0.05, 1.0, 0.05])
+    w = stack_weights(distances, counts, 40.0)
+    a, d = distances.to_truth.double().mean(1), distances.between.double().mean(2)
+    scale = float((a - d.diagonal() / 2).min())
+
+    def objective(w):
+        w = torch.tensor(w, dtype=torch.float64)
+        return float((w @ a - 0.5 * w @ d @ w) / scale - (counts.double() / 40 * w.log()).sum())
+
+    grid = [i / 200 for i in range(1, 199)]
+    best = min(((p, q, 1 - p - q) for p, q in itertools.product(grid, grid) if p + q < 1), key=objective)
+    assert objective(w.tolist()) <= objective(best) + 1e-9
+    assert torch.allclose(w, torch.tensor(best), atol=0.01)
+    assert float(w.sum()) == pytest.approx(1, abs=1e-6) and bool((w > 0).all())
+
+
+def test_the_score_of_a_mixture_is_its_energy_score():
+    torch.manual_seed(0)
+    truth = torch.randn(30, 1)
+    fits = fits_of([Normal([0.0], 1.0), Normal([1.0], 0.5)], truth, 400)
+    distances, w = Distances.of(fits, truth), torch.tensor([0.3, 0.7])
+    mixture = Mixture([Normal([0.0], 1.0), Normal([1.0], 0.5)], w)
+    draws = mixture.sample(torch.zeros(30, 1), 2000)
+    direct = metrics.energy_score(draws.movedim(0, 1), truth)
+    assert float(distances.scores(w).mean()) == pytest.approx(direct, abs=0.01)
+
+
+def test_one_candidate_has_all_the_weight_and_the_best_wins_with_many_pairs():
+    torch.manual_seed(0)
+    truth = torch.randn(2000, 1)
+    alone = Distances.of(fits_of([Normal([0.0], 1.0)], truth, 8), truth)
+    assert stack_weights(alone, torch.tensor([0.3]), 2000.0).tolist() == [1.0]
+    right_and_wrong = Distances.of(fits_of([Normal([0.0], 1.0), Normal([2.0], 0.3)], truth, 32), truth)
+    assert float(stack_weights(right_and_wrong, torch.tensor([0.3, 1.0]), 2000.0)[0]) > 0.97
+
+
+def test_pairs_that_count_for_nothing_do_not_count():
+    torch.manual_seed(0)
+    truth = torch.cat([torch.zeros(20, 1), torch.full((20, 1), 5.0)])
+    distances = Distances.of(fits_of([Normal([0.0], 1.0), Normal([5.0], 1.0)], truth), truth)
+    importance = torch.cat([torch.full((20,), 2.0), torch.zeros(20)])
+    assert float(stack_weights(distances, torch.tensor([0.1, 0.1]), 40.0, importance)[0]) > 0.95
+    assert 0.4 < float(stack_weights(distances, torch.tensor([0.1, 0.1]), 40.0)[0]) < 0.6
+
+
+def test_an_ensemble_counts_as_the_mixture_of_its_members():
+    """Two of four members have not seen a pair: the spread of all four is what two draws of the deployed mixture have."""
+    torch.manual_seed(0)
+    means = [-3.0, -1.0, 1.0, 3.0]
+    members = [Normal([m], 0.5) for m in means]
+    y = torch.zeros(400, 1)
+    draws = torch.stack(
+        [
+            torch.cat([m.sample(y[:1], 200) for m in (members[i % 4], members[(i + 1 + i // 4 % 3) % 4])])
+            for i in range(400)
+        ]
+    )
+    fit = CrossFit(members, draws, 0.0)
+    between = float(Distances.of([fit], torch.zeros(400, 1)).between.mean())
+    mixture = Mixture(members, torch.ones(4)).sample(y[:1], 4000)[0]
+    expected = float(torch.cdist(mixture, mixture).mean())
+    assert between == pytest.approx(expected, rel=0.05)
+
+
+# ---------------------------------------------------------------------- mixture, recalibration, range
+
+
+def test_a_mixture_draws_by_its_weights_and_has_its_density():
+    mixture = Mixture([Normal([-4.0], 0.5), Normal([4.0], 0.5)], torch.tensor([0.25, 0.75]))
+    draws = mixture.sample(torch.zeros(2, 1), 1000)
+    assert draws.shape == (2, 1000, 1)
+    assert float((draws > 0).float().mean()) == pytest.approx(0.75, abs=2e-3)  # systematic resampling
+    one_by_one = torch.stack([mixture.sample(torch.zeros(1, 1), 1)[0, 0] > 0 for _ in range(400)]).float().mean()
+    assert float(one_by_one) == pytest.approx(0.75, abs=0.1)
+    z = torch.linspace(-8, 8, 2001)[None, :, None]
+    assert float(mixture.log_prob(z, torch.zeros(1, 1)).exp().sum()) * 16 / 2000 == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("width", [0.3, 1.0, 2.5])
+def test_recalibration_finds_the_spread_that_is_wrong(width):
+    torch.manual_seed(0)
+    truth = torch.randn(4000, 1)
+    draws = width * torch.randn(4000, 60, 1)
+    assert float(recalibration(draws, truth, 4000, 1.0)) == pytest.approx(1 / width, rel=0.1)
+    assert abs(math.log(float(recalibration(draws, truth, 3, 1.0)))) <= abs(math.log(1 / width)) + 1e-6
+    shrunk = float(recalibration(draws, truth, 1e-3, 1.0))
+    assert shrunk == pytest.approx(1, abs=0.06)
+
+
+def test_a_recalibrated_posterior_has_the_density_of_its_draws():
+    torch.manual_seed(0)
+    wider = Recalibrated(Normal([2.0, -1.0], 0.5), torch.tensor([2.0, 0.5]))
+    draws = wider.sample(torch.zeros(1, 1), 20_000)[0]
+    assert torch.allclose(draws.std(0), torch.tensor([1.0, 0.25]), rtol=0.03)
+    assert torch.allclose(draws.mean(0), torch.tensor([2.0, -1.0]), atol=0.03)
+    z = torch.randn(1, 50, 2) + torch.tensor([2.0, -1.0])
+    exact = torch.distributions.Normal(torch.tensor([2.0, -1.0]), torch.tensor([1.0, 0.25])).log_prob(z).sum(-1)
+    assert float((wider.log_prob(z, torch.zeros(1, 1)) - exact).abs().median()) < 0.3
+
+
+def test_observations_like_the_pairs_are_in_range_and_others_are_not():
+    torch.manual_seed(0)
+    mixing = torch.randn(5, 5)
+    usual = Range.of(torch.randn(60, 5) @ mixing)
+    like, unlike = usual.p_values(torch.randn(2000, 5) @ mixing), usual.p_values(20 * torch.randn(200, 5) @ mixing)
+    assert float((like < 0.05).float().mean()) < 0.12 and float(like.median()) > 0.3
+    assert float(unlike.max()) < 1e-2 and float(unlike.median()) < 1e-4
+
+
+# ---------------------------------------------------------------------- the whole
+
+
+def test_far_from_all_pairs_the_answer_is_the_prior(posteriors):
+    posterior = posteriors("default")
+    near, far = observe(torch.tensor([[0.3, 0.5]])), torch.full((1, 3), 1e3)
+    spread = [posterior.space.to_z_safely(posterior.sample((400,), x=y[0], seed=0)).std(0) for y in (near, far)]
+    assert bool((spread[0] < 0.7).all())
+    assert bool((spread[1] > 0.85).all())
+    assert float(posterior.inner.share_of_prior(far)) > 0.99 and float(posterior.inner.share_of_prior(near)) < 0.05
+
+
+def test_a_parameter_that_was_never_varied_gives_no_sharp_answer(base):
+    """All pairs have one gain, so nothing shows what other gains look like; unless the gain stays there."""
+    torch.manual_seed(0)
+    theta = PRIOR.sample((30,))
+    theta[:, 1] = 0.5
+    few = replace(SMALL, candidates=(candidates.Uncorrected(), candidates.FineTuned(steps=60)))
+    test = PRIOR.sample((200,))
+    fixed = test.clone()
+    fixed[:, 1] = 0.5 + 0.01 * (torch.rand(200) - 0.5)
+    target = torch.distributions.Independent(
+        torch.distributions.Uniform(torch.tensor([-2.0, 0.495]), torch.tensor([2.0, 0.505])), 1
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FMCPEWarning)
+        wide = FMCPE(base, simulate, recipe=few).fit(theta, observe(theta), seed=0)
+        narrow = FMCPE(base, simulate, target_prior=target, recipe=few).fit(theta, observe(theta), seed=0)
+    inner = wide.inner.inner.sample(observe(test), 100)[..., 1]  # what the pairs alone would have us believe
+    assert float(inner.std(1).median()) < 0.5
+    draws = wide.inner.sample(observe(test), 100)
+    covered = coverage(draws, wide.space.to_z(test))
+    assert float(covered.min()) > 0.9 - 3 * (0.09 / 200) ** 0.5 - 0.05  # 100 draws have coarse quantiles
+    assert float(wide.inner.share_by_theta(observe(test)).median()) > 0.5
+    assert float(narrow.inner.share_by_theta(observe(fixed)).max()) < 0.05
+
+
+def coverage(draws, truth, level=0.9):
+    low, high = draws.quantile((1 - level) / 2, dim=1), draws.quantile((1 + level) / 2, dim=1)
+    return ((truth >= low) & (truth <= high)).float().mean(0)
+
+
+def test_pairs_over_the_whole_prior_reach_everywhere(posteriors):
+    torch.manual_seed(0)
+    assert float(posteriors("default").inner.share_by_theta(observe(PRIOR.sample((200,)))).mean()) < 0.01
+
+
+def test_weights_and_summary_say_what_carries_the_answer(posteriors):
+    posterior = posteriors("default")
+    assert sum(posterior.weights.values()) == pytest.approx(1, abs=1e-5)
+    assert list(posterior.weights.values()) == sorted(posterior.weights.values(), reverse=True)
+    assert set(posterior.weights) == {"uncorrected", *CANDIDATES}
+    text = posterior.summary()
+    for words in ("cross-validated energy score", "approximately held out", "80 % interval holds", *CANDIDATES):
+        assert words in text, words
+
+
+def test_what_cannot_be_fitted_is_skipped_and_says_why(pairs):
+    """A plain function has no density estimator, and one θ leaves nothing to hold out."""
+
+    def draw(x):
+        return torch.stack([x[:, 0].clamp(-1.9, 1.9), torch.rand(len(x))], dim=1)
+
+    posterior = FMCPE(draw, simulate, PRIOR, recipe=SMALL).fit(*pairs, seed=0, show_progress_bars=False)
+    assert "density estimator" in posterior.report.skipped["fine_tuned"]
+    theta = pairs[0][:1].repeat(12, 1)
+    with pytest.warns(FMCPEWarning, match="All pairs have"):
+        alone = FMCPE(draw, simulate, PRIOR, recipe=SMALL).fit(theta, observe(theta), seed=0, show_progress_bars=False)
+    assert set(alone.weights) == {"prior", "uncorrected"}
+    assert "same θ" in alone.report.skipped["ridge_transport"]
+
+
+def test_paired_simulations_are_enough(base, pairs):
+    x = simulate(pairs[0])
+    posterior = FMCPE(base, recipe=SMALL).fit(*pairs, x, seed=0, show_progress_bars=False)
+    assert posterior.sample((5,), x=pairs[1][0]).shape == (5, 2)
+    with pytest.raises(ValueError, match="x=simulations_at_theta"):
+        FMCPE(base, recipe=SMALL).fit(*pairs, seed=0)
+
+
+def test_a_target_prior_is_used(base, pairs):
+    target = torch.distributions.Independent(
+        torch.distributions.Uniform(torch.tensor([0.0, 0.4]), torch.tensor([0.5, 0.6])), 1
+    )
+    recipe = replace(SMALL, candidates=(candidates.Prior(),))
+    posterior = FMCPE(base, simulate, target_prior=target, recipe=recipe).fit(*pairs, seed=0, show_progress_bars=False)
+    draws = posterior.sample((200,), x=pairs[1][0], seed=0)
+    assert bool((posterior.space.to_z_safely(draws).isfinite()).all())
+    assert float(draws[:, 0].median()) == pytest.approx(0.25, abs=0.15)
+    with pytest.raises(ValueError, match="2 parameter"):
+        FMCPE(
+            base,
+            simulate,
+            target_prior=torch.distributions.Independent(torch.distributions.Uniform(torch.zeros(3), torch.ones(3)), 1),
+        )
+
+
+def test_pairs_that_do_not_span_the_prior_are_named(base):
+    theta = PRIOR.sample((20,))
+    theta[:, 1] = 0.3 + 0.05 * torch.rand(20)
+    with pytest.warns(FMCPEWarning, match="All pairs have gain between 0.3"):
+        FMCPE(base, simulate, recipe=SMALL, names=("offset", "gain")).fit(theta, observe(theta), seed=0)
+    theta[:, 1] = torch.tensor([0.1, 0.5, 0.9])[torch.arange(20) % 3]
+    with pytest.warns(FMCPEWarning, match="one of 3 values of gain, from 0.1 to 0.9"):
+        FMCPE(base, simulate, recipe=SMALL, names=("offset", "gain")).fit(theta, observe(theta), seed=0)
+    with pytest.raises(ValueError, match="2 names"):
+        FMCPE(base, simulate, names=("offset",))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"folds": 1},
+        {"repeats": 0},
+        {"candidates": ()},
+        {"candidates": (candidates.Prior(), candidates.Prior())},
+        {"others": 0.0},
+    ],
+)
+def test_wrong_stacks_are_refused(wrong):
+    with pytest.raises(ValueError, match="Expected"):
+        Stack(**wrong)
+
+
+def test_fits_repeat(base, pairs):
+    first, second = (
+        FMCPE(base, simulate, recipe=SMALL).fit(*pairs, seed=5, show_progress_bars=False) for _ in range(2)
+    )
+    assert torch.equal(first.sample((20,), x=pairs[1][0], seed=0), second.sample((20,), x=pairs[1][0], seed=0))
+    assert first.weights == second.weights
+
+
+def test_weights_of_pairs_are_checked(base, pairs):
+    method = FMCPE(base, simulate, recipe=replace(SMALL, candidates=(candidates.Prior(), candidates.Uncorrected())))
+    for wrong in (torch.ones(3), -torch.ones(30), torch.zeros(30)):
+        with pytest.raises(ValueError, match="weights of shape"):
+            method.fit(*pairs, weights=wrong, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FMCPEWarning)
+        assert method.fit(*pairs, weights=torch.rand(30), seed=0).weights
+
+
+def test_flows_of_an_ensemble_are_one_batch_of_networks(posteriors, pairs):
+    """Densities are those of the members one by one, and so are draws, in distribution."""
+    posterior = posteriors("joint_flow")
+    mixture = next(module for module in posterior.inner.modules() if isinstance(module, Mixture))
+    y, z = pairs[1][:2], posterior.space.to_z(pairs[0][:10]).expand(2, -1, -1)
+    apart = torch.stack([member.log_prob(z, y) for member in mixture.members])
+    together = torch.stack(JointFlowed.log_prob_together(mixture.members, z, y))
+    torch.testing.assert_close(together, apart, atol=1e-4, rtol=1e-4)
+    with seeded(0):
+        one = [member.sample(y, 4000) for member in mixture.members]
+    with seeded(1):
+        all_of_them = JointFlowed.sample_together(mixture.members, y, [4000, 3000])
+    assert [draws.shape[1] for draws in all_of_them] == [4000, 3000]
+    for a, b in zip(one, all_of_them, strict=True):
+        for moment in (torch.mean, torch.std):
+            torch.testing.assert_close(moment(a, dim=1), moment(b, dim=1), atol=0.08, rtol=0.05)
