@@ -6,7 +6,8 @@ their Student-t predictive distribution, λ_x = p_0 / (p_0 + p).
 
 **Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
-base posterior at y. Parameters that stay where they were measured are what `target_prior` is for: z is clamped to its range.
+base posterior at y, clamped to the central 98 % of the target prior: that prior says which parameters stay where they were
+measured.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class WithinRange(Posterior):
     def of(cls, inner: Posterior, problem: Problem, half: float) -> WithinRange:
         """With what is usual among the pairs of a problem."""
         out = cls(inner, Range.of(problem.seen.flatten(1)), half, problem).to(problem.z.device)
-        number, low, high = len(problem), *problem.pool.aminmax(dim=0)
+        number, tails = len(problem), torch.tensor([0.01, 0.99], device=problem.pool.device)
+        low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
         # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
         scale = ((1 + 1 / number) * problem.z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
         out.measured = torch.stack([problem.z.mean(0), scale, low, high])

@@ -233,7 +233,7 @@ class Stack:
     others: float = 0.3
     shrinkage: float = 10.0
     out_of_range: float = 1e-5
-    smallest: float = 0.01
+    smallest: float = 0.03
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "candidates", tuple(self.candidates))

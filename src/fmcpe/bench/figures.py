@@ -240,8 +240,8 @@ def breakdown(results: Results) -> Figure | None:
                 bottom, at = 0.0, i + 0.42 * (k - 0.5)
                 for row in bars[task, size, method][:1]:
                     for part, color in zip(PARTS, colors, strict=True):
-                        axes.bar(at, row.metrics["parts"][part], 0.36, bottom, color=color, ec="white", lw=0.4)
-                        bottom += row.metrics["parts"][part]
+                        axes.bar(at, row.metrics["parts"].get(part, 0.0), 0.36, bottom, color=color, ec="white", lw=0.4)
+                        bottom += row.metrics["parts"].get(part, 0.0)
                     text = {"ha": "center", "va": "bottom", "fontsize": 7, "rotation": 90}
                     axes.text(at, bottom, " paper" if "paper" in method else " default", **text)
         axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])

@@ -233,7 +233,7 @@ def breakdown_table(results: Results) -> Table:
                 for size in results.sizes("timing"):
                     units = results.asked("timing", task, method, size)
                     done = [row for row in units if row.status == "done"]
-                    mine = number(done[0].metrics["parts"][part]) if done else missing(units)
+                    mine = number(done[0].metrics["parts"].get(part, 0.0)) if done else missing(units)
                     printed = paper.BREAKDOWN.get(task.split()[0], {}).get(part) if method == "fmcpe-paper" else None
                     at = printed[paper.SIZES.index(size)] if printed and size in paper.SIZES else None
                     cells.append(mine + (f" [{at:g}]" if at is not None else ""))
