@@ -47,7 +47,9 @@ def picture() -> Figure:
             grid, gaussian_kde(drawn[name])(grid), color=colours[name], lw=1 + 1.5 * shown, alpha=0.35 + 0.65 * shown
         )
     stack = posterior.sample((DRAWS,), x=y[0], seed=0)[:, 1].numpy()
-    left.plot(grid, gaussian_kde(stack)(grid), color="black", lw=2.5, label="mixture")
+    mixed = gaussian_kde(stack)(grid)
+    left.plot(grid, mixed, color="black", lw=2.5, label="mixture")
+    left.set_ylim(0, 2.5 * mixed.max())  # the uncorrected posterior is far too sure, and far off
     left.axvline(float(theta[0, 1]), color="black", ls=":", label="truth")
     left.set(xlabel=task.theta_names[1], ylabel="density", yticks=[], title="Candidates and mixture, one observation")
     left.legend(frameon=False)
