@@ -1,0 +1,1 @@
+"""Base posteriors: adapters, training, simulation, domain randomisation."""

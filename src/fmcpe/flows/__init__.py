@@ -1,0 +1,1 @@
+"""Flow matching: velocity fields, losses, ODE solvers."""

@@ -1,0 +1,1 @@
+"""Regressions, ensembles of networks, embeddings, the training loop."""
