@@ -236,6 +236,15 @@ def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
     return shared.base.summarised() if config["summarised"] else shared.base
 
 
+def why_not_transported(problem: Problem) -> str | None:
+    """Why summaries of y cannot be transported to those of simulations, in words; None if they can."""
+    if problem.x is None:
+        return "it needs a simulator, or simulations paired with the pairs"
+    if problem.seen[0].numel() > LARGEST:
+        return f"data have more than {LARGEST} numbers and the base posterior has no summary of them"
+    return None
+
+
 def scale_of_simulations(problem: Problem, rows: Tensor) -> Standardiser:
     """Standardises summaries of simulations: by the bank, or by the simulations at the θ of these rows."""
     if problem.bank_seen is not None:

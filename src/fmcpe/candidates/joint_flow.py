@@ -26,7 +26,6 @@ from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import (
     CLIP,
-    LARGEST,
     Candidate,
     Posterior,
     Shared,
@@ -35,6 +34,7 @@ from fmcpe.candidates.base import (
     scale_of_simulations,
     split_rows,
     tiled,
+    why_not_transported,
 )
 from fmcpe.flows.matching import Field, carry, matching_loss, members, unstacked
 from fmcpe.flows.solvers import Solver
@@ -197,11 +197,7 @@ class JointFlow(Candidate):
     name = "joint_flow"
 
     def skipped(self, problem: Problem) -> str | None:
-        if problem.x is None:
-            return "it needs a simulator, or simulations paired with the pairs"
-        if problem.seen[0].numel() > LARGEST:
-            return f"data have more than {LARGEST} numbers and the base posterior has no summary of them"
-        return None
+        return why_not_transported(problem)
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[JointFlowed]:
         assert problem.x is not None

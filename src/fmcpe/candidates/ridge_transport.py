@@ -18,7 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.candidates.base import CLIP, LARGEST, Candidate, Shared, Transported, base_of, scale_of_simulations
+from fmcpe.candidates.base import (
+    CLIP,
+    Candidate,
+    Shared,
+    Transported,
+    base_of,
+    scale_of_simulations,
+    why_not_transported,
+)
 from fmcpe.nn.ridge import Ridge, fit_ridge
 from fmcpe.problem import Problem
 from fmcpe.spaces import ParameterSpace, Standardiser
@@ -240,11 +248,7 @@ class RidgeTransport(Candidate):
     name = "ridge_transport"
 
     def skipped(self, problem: Problem) -> str | None:
-        if problem.x is None:
-            return "it needs a simulator, or simulations paired with the pairs"
-        if problem.seen[0].numel() > LARGEST:
-            return f"data have more than {LARGEST} numbers and the base posterior has no summary of them"
-        return None
+        return why_not_transported(problem)
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[RidgeTransported]:
         return [self._fit(problem, rows) for rows in subsets]
