@@ -385,3 +385,15 @@ def test_flows_of_an_ensemble_are_one_batch_of_networks(posteriors, pairs):
     for a, b in zip(one, all_of_them, strict=True):
         for moment in (torch.mean, torch.std):
             torch.testing.assert_close(moment(a, dim=1), moment(b, dim=1), atol=0.08, rtol=0.05)
+
+
+def test_the_score_of_one_candidate_does_not_depend_on_how_many_draws_it_is_scored_by():
+    """A draw's distance to itself would make the spread too small, and mixtures look better than they are."""
+    torch.manual_seed(0)
+    truth = torch.randn(4000, 2)
+    scores = []
+    for size in (4, 64):
+        fit = CrossFit([None], torch.randn(4000, 1, size, 2), 0.0)
+        scores.append(float(Distances.of([fit], truth).scores(torch.ones(1)).mean()))
+    # E|Z - z| = E|Z - Z'| = sqrt(pi) for standard normals in two dimensions, and half of it is the score
+    assert scores == pytest.approx([math.pi**0.5 / 2] * 2, rel=0.03)
