@@ -118,14 +118,14 @@ def test_weights_are_those_of_brute_force():
     truth = torch.randn(40, 2)
     posteriors = [Normal([0.0, 0.0], 1.0), Normal([1.0, 0.0], 0.5), Normal([-1.0, 0.5], 2.0)]
     distances = Distances.of(fits_of(posteriors, truth), truth)
-    counts = torch.tensor([0.05, 1.0, 0.05])
-    w = stack_weights(distances, counts, 40.0)
+    preference = torch.tensor([0.0, 3.0, 0.0])
+    w = stack_weights(distances, preference, 0.1, 40.0)
     a, d = distances.to_truth.double().mean(1), distances.between.double().mean(2)
     scale = float((a - d.diagonal() / 2).min())
 
     def objective(w):
         w = torch.tensor(w, dtype=torch.float64)
-        return float((w @ a - 0.5 * w @ d @ w) / scale - (counts.double() / 40 * w.log()).sum())
+        return float((w @ a - 0.5 * w @ d @ w) / scale - (preference.double() @ w + 0.1 * w.log().sum()) / 40)
 
     grid = [i / 200 for i in range(1, 199)]
     best = min(((p, q, 1 - p - q) for p, q in itertools.product(grid, grid) if p + q < 1), key=objective)
@@ -149,9 +149,19 @@ def test_one_candidate_has_all_the_weight_and_the_best_wins_with_many_pairs():
     torch.manual_seed(0)
     truth = torch.randn(2000, 1)
     alone = Distances.of(fits_of([Normal([0.0], 1.0)], truth, 8), truth)
-    assert stack_weights(alone, torch.tensor([0.3]), 2000.0).tolist() == [1.0]
+    assert stack_weights(alone, torch.zeros(1), 0.3, 2000.0).tolist() == [1.0]
     right_and_wrong = Distances.of(fits_of([Normal([0.0], 1.0), Normal([2.0], 0.3)], truth, 32), truth)
-    assert float(stack_weights(right_and_wrong, torch.tensor([0.3, 1.0]), 2000.0)[0]) > 0.97
+    assert float(stack_weights(right_and_wrong, torch.tensor([0.0, 1.0]), 0.05, 2000.0)[0]) > 0.99
+
+
+def test_the_weight_of_a_refuted_posterior_falls_with_the_pairs():
+    """ES is quadratic in a small weight: the preference leaves s β / (2 N E) to a posterior at energy distance E."""
+    right, wrong = 1.1, 0.3  # mean distance of two draws; the right one's draws are as far from the truth
+    distances = Distances(torch.tensor([[right], [6.0]]), torch.tensor([[right, 6.0], [6.0, wrong]])[..., None])
+    energy, score = 6.0 - 0.5 * (right + wrong), 0.5 * right
+    for pairs in (20.0, 200.0):
+        w = float(stack_weights(distances, torch.tensor([0.0, 1.0]), 1e-9, pairs)[1])
+        assert w == pytest.approx(score / (2 * pairs * energy), rel=1e-3)
 
 
 def test_pairs_that_count_for_nothing_do_not_count():
@@ -159,8 +169,8 @@ def test_pairs_that_count_for_nothing_do_not_count():
     truth = torch.cat([torch.zeros(20, 1), torch.full((20, 1), 5.0)])
     distances = Distances.of(fits_of([Normal([0.0], 1.0), Normal([5.0], 1.0)], truth), truth)
     importance = torch.cat([torch.full((20,), 2.0), torch.zeros(20)])
-    assert float(stack_weights(distances, torch.tensor([0.1, 0.1]), 40.0, importance)[0]) > 0.95
-    assert 0.4 < float(stack_weights(distances, torch.tensor([0.1, 0.1]), 40.0)[0]) < 0.6
+    assert float(stack_weights(distances, torch.zeros(2), 0.1, 40.0, importance)[0]) > 0.95
+    assert 0.4 < float(stack_weights(distances, torch.zeros(2), 0.1, 40.0)[0]) < 0.6
 
 
 def test_an_ensemble_counts_as_the_mixture_of_its_members():
@@ -343,7 +353,7 @@ def test_pairs_that_do_not_span_the_prior_are_named(base):
         {"repeats": 0},
         {"candidates": ()},
         {"candidates": (candidates.Prior(), candidates.Prior())},
-        {"others": 0.0},
+        {"pseudo_count": 0.0},
     ],
 )
 def test_wrong_stacks_are_refused(wrong):

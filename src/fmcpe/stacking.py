@@ -4,14 +4,16 @@ r"""The default recipe: fit several candidates, score each on pairs it has not s
     score          z ~ member for each pair that the member has not seen
     stack_weights  weights on the simplex that minimise the cross-validated energy score of the mixture
 
-                       ES(w)/s - (1/N) Σ_k α_k log w_k,      ES(w) = a·w - ½ wᵀ D w
+                       ES(w)/s - (β w_0 + α Σ_k log w_k)/N,      ES(w) = a·w - ½ wᵀ D w
 
-    Mixture        the deployed posterior: the very members that were scored, each of candidate k with probability w_k / M_k
-    recalibrate    a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
+    Mixture        the deployed posterior: the members that were scored, each of candidate k with probability w_k / M_k
+    recalibration  a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
 
 With \( z_j \) the truth of pair j and \( Z, Z' \) draws for it: \( a_k = E|Z_k - z_j| \), \( D_{kl} = E|Z_k - Z'_l| \), s the
-smallest single-candidate score, α Dirichlet pseudo-counts. The only preference for a named candidate is the pseudo-count of
-`Uncorrected`: a simulator that the pairs do not refute keeps its posterior.
+smallest single-candidate score, w_0 the weight of `Uncorrected`. In Bayesian terms the prior of w is ∝ exp(β w_0) Π_k w_k^α. The
+only preference for a named candidate is β: a simulator that the pairs do not refute keeps its posterior. The energy score grows
+with the square of a small weight of a wrong candidate, so that a wrong `Uncorrected` keeps a weight of order β/N; a Dirichlet
+pseudo-count of β would leave it a weight of order (β/N)^½.
 """
 
 from __future__ import annotations
@@ -121,20 +123,21 @@ def _within(draws: Tensor, members: int) -> Tensor:
 
 
 def stack_weights(
-    distances: Distances, pseudo_counts: Tensor, pairs: float, importance: Tensor | None = None
+    distances: Distances, preference: Tensor, pseudo_count: float, pairs: float, importance: Tensor | None = None
 ) -> Tensor:
     r"""Weights of the mixture that minimise the cross-validated energy score.
 
-        ES(w)/s - N⁻¹ Σ_k α_k log w_k,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score, α pseudo-counts
+        ES(w)/s - (β·w + α Σ_k log w_k)/N,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score
 
-    The energy score is convex in w where D is a distance of distributions; what finite draws make of it is projected there.
-    Newton's method with backtracking, on the simplex.
+    The energy score is convex in w for exact D; negative curvature, which finite draws can give, is removed. Newton's method with
+    backtracking, on the simplex.
 
     Args:
         distances: a and D, pair by pair.
-        pseudo_counts: α, (K,), positive.
+        preference: β, (K,), in units of s per pair.
+        pseudo_count: α, positive, the same for all candidates.
         pairs: N, the number of pairs that count as independent.
-        importance: What each pair counts, (N,), of mean one; all the same if None.
+        importance: Weight of each pair, (N,), of mean one; equal if None.
 
     Returns:
         w, (K,), positive, summing to one.
@@ -144,10 +147,10 @@ def stack_weights(
         to_truth, between = to_truth * importance, between * importance
     a, d = to_truth.mean(1), between.mean(2)
     scale = float((a - 0.5 * d.diagonal()).min().clamp_min(1e-12))
-    curvature, slope, barrier = _convex(-d) / scale, a / scale, pseudo_counts.double() / pairs
+    curvature, slope, barrier = _convex(-d) / scale, a / scale - preference.double() / pairs, pseudo_count / pairs
 
     def objective(w: Tensor) -> float:
-        return float(w @ slope + 0.5 * w @ curvature @ w - barrier @ w.log())
+        return float(w @ slope + 0.5 * w @ curvature @ w - barrier * w.log().sum())
 
     w = torch.full_like(a, 1 / len(a))
     for _ in range(200):
@@ -219,8 +222,8 @@ class Stack:
         candidates: What is fitted.
         folds: K.
         repeats: R.
-        uncorrected: Pseudo-count of the uncorrected posterior.
-        others: Pseudo-counts of all other candidates together.
+        preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs.
+        pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
         smallest: Weight below which a candidate gets none.
@@ -229,8 +232,8 @@ class Stack:
     candidates: tuple[Candidate, ...] = field(default_factory=default)
     folds: int = 5
     repeats: int = 2
-    uncorrected: float = 1.5
-    others: float = 0.3
+    preference: float = 1.0
+    pseudo_count: float = 0.05
     shrinkage: float = 10.0
     out_of_range: float = 1e-5
     smallest: float = 0.03
@@ -248,7 +251,7 @@ class Stack:
                 raise ValueError(
                     f"Expected {name} of at least {least}, got {getattr(self, name)!r}. Try Stack({name}={least})."
                 )
-        for name in ("uncorrected", "others", "shrinkage", "out_of_range", "smallest"):
+        for name in ("preference", "pseudo_count", "shrinkage", "out_of_range", "smallest"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ValueError(f"Expected {name} to be a positive number, got {value!r}. Try Stack({name}=1.0).")
@@ -304,9 +307,8 @@ class Stack:
         self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
     ) -> Tensor:
         """Weights of these candidates, (K,); arguments as for `stack_weights`."""
-        share = self.others / max(1, len(names) - ("uncorrected" in names))
-        counts = torch.tensor([self.uncorrected if name == "uncorrected" else share for name in names])
-        weights = stack_weights(distances, counts, pairs, importance)
+        preference = torch.tensor([self.preference * (name == "uncorrected") for name in names])
+        weights = stack_weights(distances, preference, self.pseudo_count, pairs, importance)
         weights = torch.where(weights < self.smallest, 0.0, weights)
         return weights / weights.sum()
 

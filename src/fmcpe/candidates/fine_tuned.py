@@ -4,7 +4,7 @@ r"""The base estimator fine-tuned on the pairs, embedding included where there i
 
 Each member goes on training from the base posterior's weights on its own rows, and stops early on a part of them that it does
 not train on. Replayed simulations keep what they taught; where the base posterior was trained with domain randomisation, they
-are randomised too, and y is taken to be as rough as the middle of that range. All members take their steps as one batch of
+are randomised too, and y is taken to be rough. All members take their steps as one batch of
 networks.
 """
 
@@ -55,7 +55,8 @@ class FineTuned(Candidate):
     """Fine-tuning with replay.
 
     Args:
-        steps: Gradient steps.
+        steps: Gradient steps, at least.
+        epochs: Passes over a member's rows, at least.
         learning_rate: Peak of one cycle.
         batch_size: Pairs per step.
         replay: Simulations per step.
@@ -64,11 +65,12 @@ class FineTuned(Candidate):
     """
 
     steps: int = 200
+    epochs: int = 30
     learning_rate: float = 5e-3
     batch_size: int = 32
     replay: int = 16
     validation: float = 0.2
-    level: float = 0.5
+    level: float = 0.8
 
     name = "fine_tuned"
 
@@ -115,6 +117,7 @@ class FineTuned(Candidate):
         def loss(step: int) -> Tensor:
             return members(*batch()).mean(1)
 
-        (best,) = descend([members], loss, self.steps, self.learning_rate, validate=validated)
+        steps = max(self.steps, -(-self.epochs * max(map(len, training)) // self.batch_size))
+        (best,) = descend([members], loss, steps, self.learning_rate, validate=validated)
         tuned = [unstacked(one, estimator) for one in members.members(best)]
         return [FineTunedPosterior(problem.base, problem.space, one.requires_grad_(False)) for one in tuned]
