@@ -60,7 +60,6 @@ FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
 CANDIDATES = {
     "prior": candidates.Prior(),
-    "ridge_transport": candidates.RidgeTransport(),
     "residual_shift": candidates.ResidualShift(),
     "synthetic_likelihood": candidates.SyntheticLikelihood(),
     "joint_flow": candidates.JointFlow(steps=20),

@@ -16,9 +16,9 @@ from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates.base import Posterior, split_rows, tiled
 from fmcpe.candidates.joint_flow import JointFlowed
 from fmcpe.extrapolation import Range
-from fmcpe.mixture import Mixture, Recalibrated
+from fmcpe.mixture import Mixture, Recalibrated, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
-from fmcpe.stacking import CrossFit, Distances, cross_fit, recalibration, stack_weights
+from fmcpe.stacking import CrossFit, Distances, cross_fit, stack_weights
 
 
 def problem_of(base, seed, number=24):
@@ -306,7 +306,7 @@ def test_what_cannot_be_fitted_is_skipped_and_says_why(pairs):
     with pytest.warns(FMCPEWarning, match="All pairs have"):
         alone = FMCPE(draw, simulate, PRIOR, recipe=SMALL).fit(theta, observe(theta), seed=0, show_progress_bars=False)
     assert set(alone.weights) == {"prior", "uncorrected"}
-    assert "same θ" in alone.report.skipped["ridge_transport"]
+    assert "same θ" in alone.report.skipped["residual_shift"]
 
 
 def test_paired_simulations_are_enough(base, pairs):

@@ -24,9 +24,6 @@ from fmcpe.candidates.prior import PriorPosterior
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 
-_DIRECTIONS = 16  # principal directions of the summaries that a distance is measured in
-_DRAWS = 64  # of the base posterior, for λ_θ
-
 
 class Range(nn.Module):
     """Which observations are usual.
@@ -47,10 +44,10 @@ class Range(nn.Module):
         self.register_buffer("usual", torch.ones(3))
 
     @classmethod
-    def of(cls, rows: Tensor) -> Range:
-        """From the pairs' summaries, (N, f)."""
+    def of(cls, rows: Tensor, directions: int = 16) -> Range:
+        """From the pairs' summaries, (N, f), in at most `directions` principal directions."""
         number = len(rows)
-        size = max(1, min(_DIRECTIONS, rows.shape[1], number // 3))
+        size = max(1, min(directions, rows.shape[1], number // 3))
         out = cls(rows.shape[1], size).to(rows.device)
         out.mean, out.matrix = _whitening(rows, size)
         if number < 4:
@@ -132,14 +129,14 @@ class WithinRange(Posterior):
         """λ_x(y), (B,)."""
         return self._share(self.usual.p_values(self._parts[0].summarise(y).flatten(1)))
 
-    def share_by_theta(self, y: Tensor) -> Tensor:
-        """λ_θ(y), (B,): always of the same draws."""
+    def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
+        """λ_θ(y), (B,): always from the same draws of the base posterior."""
         base, space = self._parts
         mean, scale, low, high = self.measured
         with seeded(0), torch.no_grad():
-            z = space.to_z_safely(base.sample(base.summarise(y), _DRAWS).flatten(0, 1))
+            z = space.to_z_safely(base.sample(base.summarise(y), draws).flatten(0, 1))
         t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
-        return self._share(2 * _tail(t, float(self.usual.usual[2]) - 1)).amax(1).unflatten(0, (len(y), _DRAWS)).mean(1)
+        return self._share(2 * _tail(t, float(self.usual.usual[2]) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
 
     def _share(self, p: Tensor) -> Tensor:
         return self.p_half / (self.p_half + p)

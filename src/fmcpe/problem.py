@@ -17,8 +17,6 @@ from torch.distributions import Distribution
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.spaces import ParameterSpace
 
-_ROWS_AT_ONCE = 2000  # raw simulations in memory at a time
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -105,7 +103,7 @@ def build_problem(
     bank_theta = bank_x = None
     if simulator is not None:
         bank_theta = base.prior.sample((bank,)).to(y.device, torch.float32)
-        bank_x = torch.cat([simulator(part) for part in bank_theta.split(_ROWS_AT_ONCE)])
+        bank_x = torch.cat([simulator(part) for part in bank_theta.split(2000)])
         if x is None and simulations:
             seen_x, x_mean = _simulate_at(theta, simulator, summarise, simulations)
     draws = space.to_z_safely(target_prior.sample((pool,)).to(y.device, torch.float32))
@@ -116,11 +114,15 @@ def build_problem(
 
 
 def _simulate_at(
-    theta: Tensor, simulator: Callable[[Tensor], Tensor], summarise: Callable[[Tensor], Tensor], number: int
+    theta: Tensor,
+    simulator: Callable[[Tensor], Tensor],
+    summarise: Callable[[Tensor], Tensor],
+    number: int,
+    rows: int = 2000,
 ) -> tuple[Tensor, Tensor]:
-    """Summaries of simulations at each θ, (N, S, ...), and the mean of the raw ones, (N, ...)."""
+    """Summaries of simulations at each θ, (N, S, ...), and the mean of the raw ones, (N, ...); `rows` raw ones at a time."""
     summaries, means = [], []
-    for part in theta.split(max(1, _ROWS_AT_ONCE // number)):
+    for part in theta.split(max(1, rows // number)):
         raw = simulator(part.repeat_interleave(number, dim=0))
         summaries.append(summarise(raw).unflatten(0, (len(part), number)))
         means.append(raw.unflatten(0, (len(part), number)).mean(1))

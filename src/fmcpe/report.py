@@ -15,11 +15,6 @@ from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.problem import Problem, groups_of
 from fmcpe.stacking import Fitted
 
-LEVELS = (0.8, 0.9)
-_REFUTED = 0.01  # level of the test of coverage, over all parameters
-_NARROW, _FEW = 0.5, 5  # share of the prior's central 90 % that pairs should span; values that they should have
-_CARRIES, _TOO_MANY = 0.1, 0.2  # weight that carries the answer; share of unreliable importance samples
-
 
 @dataclass(frozen=True)
 class ParameterReport:
@@ -166,21 +161,21 @@ def _error(draws: Tensor, truth: Tensor) -> Tensor:
     return (draws.median(1).values - truth).abs().median(0).values
 
 
-def _coverage(draws: Tensor, truth: Tensor) -> Tensor:
+def _coverage(draws: Tensor, truth: Tensor, levels: tuple[float, ...] = (0.8, 0.9)) -> Tensor:
     """Share of the pairs inside the central intervals, (levels, p)."""
     out = []
-    for level in LEVELS:
+    for level in levels:
         low, high = draws.quantile((1 - level) / 2, dim=1), draws.quantile((1 + level) / 2, dim=1)
         out.append(((truth >= low) & (truth <= high)).float().mean(0))
     return torch.stack(out)
 
 
-def _refuted(lines: tuple[ParameterReport, ...], pairs: int) -> list[str]:
+def _refuted(lines: tuple[ParameterReport, ...], pairs: int, level: float = 0.01) -> list[str]:
     """Parameters whose coverage the pairs refute: one-sided exact binomial test, over all parameters."""
     notes = []
     for line in lines:
         inside = round(line.coverage[1] * pairs)
-        if stats.binom.cdf(inside, pairs, 0.9) < _REFUTED / len(lines):
+        if stats.binom.cdf(inside, pairs, 0.9) < level / len(lines):
             notes.append(
                 f"The 90 % interval of {line.name} holds {inside} of {pairs} held-out pairs: this posterior is over-confident "
                 f"about {line.name}. Measure more pairs before you rely on it."
@@ -188,21 +183,21 @@ def _refuted(lines: tuple[ParameterReport, ...], pairs: int) -> list[str]:
     return notes
 
 
-def _design(problem: Problem, names: tuple[str, ...]) -> list[str]:
-    """Parameters whose prior the pairs do not span."""
+def _design(problem: Problem, names: tuple[str, ...], narrow: float = 0.5, few: int = 5) -> list[str]:
+    """Parameters whose pairs span a narrow share of the prior's central 90 %, or have few distinct values."""
     prior, notes = problem.space.to_theta(problem.pool), []
     for i, name in enumerate(names):
         low, high = prior[:, i].quantile(0.05), prior[:, i].quantile(0.95)
         least, most = float(problem.theta[:, i].min()), float(problem.theta[:, i].max())
         span = (min(most, float(high)) - max(least, float(low))) / max(1e-12, float(high - low))
         values = problem.theta[:, i].unique()
-        if span < _NARROW or len(values) == 1:
+        if span < narrow or len(values) == 1:
             notes.append(
                 f"All pairs have {name} between {least:.4g} and {most:.4g}, {max(0.0, span):.0%} of the prior's range: nothing "
                 "shows how to correct outside of it, and there the answer returns to the prior. Measure pairs at other values "
                 f"of {name}, or pass target_prior= if it stays there."
             )
-        elif len(values) < min(_FEW, len(problem)):
+        elif len(values) < min(few, len(problem)):
             notes.append(
                 f"All pairs have one of {len(values)} values of {name}, from {least:.4g} to {most:.4g}: between them the "
                 f"correction is interpolated, unchecked. Measure some pairs at other values of {name}."
@@ -210,11 +205,11 @@ def _design(problem: Problem, names: tuple[str, ...]) -> list[str]:
     return notes
 
 
-def _unreliable(fitted: Fitted) -> list[str]:
+def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> list[str]:
     """Whether the importance weights of the synthetic likelihood have tails that its draws do not cover."""
     for name, weight, fit in zip(fitted.names, fitted.weights.tolist(), fitted.fits, strict=True):
         bad = [member.unreliable for member in fit.members if isinstance(member, SyntheticPosterior)]
-        if bad and weight > _CARRIES and sum(bad) / len(bad) > _TOO_MANY:
+        if bad and weight > carries and sum(bad) / len(bad) > share:
             return [
                 f"Importance weights of {name}, which has weight {weight:.2f}, are unreliable for {sum(bad) / len(bad):.0%} of "
                 "the held-out pairs (Pareto k̂ above 0.7). Compare with recipe=Stack(...) without it."
@@ -222,12 +217,12 @@ def _unreliable(fitted: Fitted) -> list[str]:
     return []
 
 
-def _uninformative(fitted: Fitted) -> list[str]:
+def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
     """Whether held-out pairs are predicted better than by the prior: one-sided paired t-test."""
     if "prior" not in fitted.names:
         return []
     alone = fitted.distances.scores(torch.eye(len(fitted.names))[fitted.names.index("prior")])
-    if stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue < _REFUTED:
+    if stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue < level:
         return []
     return [
         f"Held-out pairs are predicted no better than by the prior (energy score {float(fitted.scores.mean()):.3g} against "

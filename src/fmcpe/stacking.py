@@ -10,10 +10,10 @@ r"""The default recipe: fit several candidates, score each on pairs it has not s
     recalibration  a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
 
 With \( z_j \) the truth of pair j and \( Z, Z' \) draws for it: \( a_k = E|Z_k - z_j| \), \( D_{kl} = E|Z_k - Z'_l| \), s the
-smallest single-candidate score, w_0 the weight of `Uncorrected`. In Bayesian terms the prior of w is ∝ exp(β w_0) Π_k w_k^α. The
-only preference for a named candidate is β: a simulator that the pairs do not refute keeps its posterior. The energy score grows
-with the square of a small weight of a wrong candidate, so that a wrong `Uncorrected` keeps a weight of order β/N; a Dirichlet
-pseudo-count of β would leave it a weight of order (β/N)^½.
+smallest single-candidate score, w_0 the weight of `Uncorrected`. The prior of w is ∝ exp(β w_0) Π_k w_k^α. The only preference
+for a named candidate is β: a simulator that the pairs do not refute keeps its posterior. The energy score is quadratic in a
+small weight of a wrong candidate, so a refuted `Uncorrected` keeps a weight of order β/N; a Dirichlet pseudo-count of β would
+leave it (β/N)^½.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
 from fmcpe.extrapolation import WithinRange
-from fmcpe.mixture import Mixture, Recalibrated
+from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
 from fmcpe.problem import Problem, groups_of, split_pairs
 
 
@@ -129,8 +129,8 @@ def stack_weights(
 
         ES(w)/s - (β·w + α Σ_k log w_k)/N,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score
 
-    The energy score is convex in w for exact D; negative curvature, which finite draws can give, is removed. Newton's method with
-    backtracking, on the simplex.
+    The energy score is convex in w for exact D; negative curvature, which finite draws can give, is removed. Solved by Newton's
+    method with backtracking, on the simplex.
 
     Args:
         distances: a and D, pair by pair.
@@ -273,7 +273,7 @@ class Stack:
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, importance)
         scale = recalibration(held_out, problem.z, distinct, self.shrinkage)
-        held_out = _recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
+        held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
             WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range),
@@ -342,42 +342,3 @@ def _ensemble(fits: Sequence[CrossFit], weights: Tensor) -> Mixture:
             members.append(member)
             shares.append(weight / len(fit.members))
     return Mixture(members, torch.stack(shares))
-
-
-def recalibration(draws: Tensor, truth: Tensor, pairs: float, shrinkage: float) -> Tensor:
-    """Scale of each parameter's draws about their mean that minimises the CRPS, shrunk to one: (p,).
-
-    CRPS(s)/CRPS(1) + (shrinkage / pairs) log² s, on a grid of log s.
-
-    Args:
-        draws: Cross-validated draws, (N, S, p).
-        truth: True z, (N, p).
-        pairs: Number of pairs that count as independent.
-        shrinkage: Pseudo-count of s = 1.
-    """
-    grid = torch.linspace(-1.5, 1.5, 61)
-    mean = draws.mean(1, keepdim=True)
-    size = draws.shape[1]
-    order = 2 * torch.arange(1, size + 1) - size - 1
-    spread = (order[:, None] * draws.sort(dim=1).values).sum(1) / (
-        size * (size - 1)
-    )  # half the mean distance of two draws
-    scores = []
-    for log_scale in grid:
-        s = float(log_scale.exp())
-        scores.append(((mean + s * (draws - mean) - truth[:, None]).abs().mean(1) - s * spread).mean(0))
-    crps = torch.stack(scores)
-    objective = crps / crps[len(grid) // 2].clamp_min(1e-12) + shrinkage / pairs * grid.square()[:, None]
-    return grid[objective.argmin(0)].exp()
-
-
-def _recalibrated_without_fold(draws: Tensor, truth: Tensor, folds: Tensor, shrinkage: float) -> Tensor:
-    """Cross-validated draws, each pair's recalibrated by a scale that was computed without its fold of the first split."""
-    out, split = draws.clone(), folds[0]
-    for k in split.unique():
-        inside, outside = split == k, split != k
-        if bool(outside.any()):
-            scale = recalibration(draws[outside], truth[outside], float(outside.sum()), shrinkage)
-            mean = draws[inside].mean(1, keepdim=True)
-            out[inside] = mean + scale * (draws[inside] - mean)
-    return out

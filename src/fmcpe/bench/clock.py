@@ -28,8 +28,6 @@ _WRAPPED = (
     ("x-transport", "fmcpe.candidates.joint_flow", "carry"),
     ("closed forms", "fmcpe.candidates.synthetic_likelihood", "fit_conjugate"),
     ("closed forms", "fmcpe.candidates.synthetic_likelihood", "SyntheticPosterior.sample"),
-    ("closed forms", "fmcpe.candidates.ridge_transport", "fit_ridge_map"),
-    ("closed forms", "fmcpe.candidates.ridge_transport", "fit_affine_map"),
     ("closed forms", "fmcpe.candidates.residual_shift", "fit_ridge"),
     ("scoring", "fmcpe.stacking", "Distances.of"),
     ("scoring", "fmcpe.stacking", "stack_weights"),

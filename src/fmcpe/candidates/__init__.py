@@ -8,7 +8,6 @@ from fmcpe.candidates.joint_flow import JointFlow
 from fmcpe.candidates.paper import Paper, paper_settings
 from fmcpe.candidates.prior import Prior
 from fmcpe.candidates.residual_shift import ResidualShift
-from fmcpe.candidates.ridge_transport import RidgeTransport
 from fmcpe.candidates.synthetic_likelihood import SyntheticLikelihood
 from fmcpe.candidates.uncorrected import Uncorrected
 
@@ -20,7 +19,6 @@ __all__ = [
     "Posterior",
     "Prior",
     "ResidualShift",
-    "RidgeTransport",
     "SyntheticLikelihood",
     "Uncorrected",
     "default",
@@ -30,6 +28,4 @@ __all__ = [
 
 def default() -> tuple[Candidate, ...]:
     """The candidates of the default recipe."""
-    return (
-        Prior(), Uncorrected(), RidgeTransport(), ResidualShift(), SyntheticLikelihood(), JointFlow(), FineTuned(),
-    )  # fmt: skip
+    return Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood(), JointFlow(), FineTuned()

@@ -17,12 +17,6 @@ from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
 from fmcpe.spaces import ParameterSpace, Standardiser
 
-LARGEST = 500
-"""Numbers of data that are regressed on: of more, a covariance matrix would be most of the work."""
-
-CLIP = 4.0
-"""Features are clipped at so many standard deviations, to prevent extrapolation."""
-
 
 @dataclass(frozen=True)
 class Shared:
@@ -79,7 +73,7 @@ class Posterior(nn.Module, ABC):
 
     @classmethod
     def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Draws of several members of this class, so many of each; a subclass shares work between them."""
+        """Draws of several members of this class, `counts` of each; a subclass shares work between them."""
         return [member.sample(y, n) for member, n in zip(members, counts, strict=True)]
 
     @classmethod
@@ -236,12 +230,17 @@ def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
     return shared.base.summarised() if config["summarised"] else shared.base
 
 
-def why_not_transported(problem: Problem) -> str | None:
+def clipped(features: Tensor, limit: float = 4.0) -> Tensor:
+    """Standardised features, clipped to `limit` standard deviations to prevent extrapolation."""
+    return features.clamp(-limit, limit)
+
+
+def why_not_transported(problem: Problem, largest: int = 500) -> str | None:
     """Why summaries of y cannot be transported to those of simulations, in words; None if they can."""
     if problem.x is None:
         return "it needs a simulator, or simulations paired with the pairs"
-    if problem.seen[0].numel() > LARGEST:
-        return f"data have more than {LARGEST} numbers and the base posterior has no summary of them"
+    if problem.seen[0].numel() > largest:  # a covariance matrix would be most of the work
+        return f"data have more than {largest} numbers and the base posterior has no summary of them"
     return None
 
 

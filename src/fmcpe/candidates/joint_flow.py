@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import (
-    CLIP,
     Candidate,
     Posterior,
     Shared,
     Transported,
     base_of,
+    clipped,
     scale_of_simulations,
     split_rows,
     tiled,
@@ -56,7 +56,7 @@ class JointFlowed(Transported):
         u_theta: Carries z_0 to z; None (``stages="x-only"``) stops at z_0.
         sigma: Standard deviation of the x-source around the standardised y; None for the source N(0, I).
         solver: How both are integrated.
-        clip: Standard deviations at which the condition is clipped, to prevent extrapolation.
+        clips: Whether the condition is clipped, to prevent extrapolation.
     """
 
     def __init__(
@@ -69,15 +69,16 @@ class JointFlowed(Transported):
         u_theta: Field | None,
         sigma: float | None,
         solver: Solver,
-        clip: float = float("inf"),
+        clips: bool = False,
     ) -> None:
         super().__init__(base, space)
         self.x_scale, self.y_scale, self.u_x, self.u_theta = x_scale, y_scale, u_x, u_theta
-        self.sigma, self.solver, self.clip, self.is_random = sigma, solver, clip, u_x is not None
+        self.sigma, self.solver, self.clips, self.is_random = sigma, solver, clips, u_x is not None
 
     def condition(self, y: Tensor) -> Tensor:
         """What both fields know of raw observations, (B, *shape)."""
-        return self.y_scale(self.base.summarise(y)).clamp(-self.clip, self.clip)
+        seen = self.y_scale(self.base.summarise(y))
+        return clipped(seen) if self.clips else seen
 
     def draw_x0(self, condition: Tensor, n: int) -> Tensor:
         """x_0 ~ N(y, σ² I), or N(0, I): (B, n, d)."""
@@ -149,7 +150,7 @@ class JointFlowed(Transported):
             name: None if u is None else u.to_config() for name, u in (("u_x", self.u_x), ("u_theta", self.u_theta))
         }
         flat = isinstance(self.y_scale, FlatStandardiser)
-        rest = {"sigma": self.sigma, "solver": asdict(self.solver), "clip": self.clip if flat else None, "flat": flat}
+        rest = {"sigma": self.sigma, "solver": asdict(self.solver), "clips": self.clips, "flat": flat}
         return super().to_config() | fields | rest | {"shape": list(self.x_scale.mean.shape)}
 
     @classmethod
@@ -160,10 +161,9 @@ class JointFlowed(Transported):
         def field(name: str) -> Field | None:
             return None if config[name] is None else Field.from_config(config[name], shared.embedding_net)
 
-        clip = float("inf") if config["clip"] is None else config["clip"]
         return cls(
             base_of(config, shared), shared.space, Standardiser(empty), y_scale, field("u_x"), field("u_theta"),
-            config["sigma"], Solver(**config["solver"]), clip,
+            config["sigma"], Solver(**config["solver"]), config["clips"],
         )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ class JointFlow(Candidate):
         x_scales = [scale_of_simulations(problem, index) for index in subsets]
         y_scales = [FlatStandardiser(problem.seen[index]) for index in subsets]
         y = torch.stack([scale(problem.seen[r]) for scale, r in zip(y_scales, rows, strict=True)])
-        y = y.clamp(-CLIP, CLIP)
+        y = clipped(y)
         x1 = torch.stack([scale(problem.x[r]).flatten(2) for scale, r in zip(x_scales, rows, strict=True)])
         z1, dim = problem.z[rows], y.shape[2]
         u_x, u_theta = members(dim, dim, (64, 64), number), members(space.dim, dim, (64, 64), number)
@@ -248,4 +248,4 @@ class JointFlow(Candidate):
         pool = draw_pool()
         best = descend([u_x, u_theta], loss, self.steps, self.learning_rate, validate=validate, clip=1.0)
         parts = zip(x_scales, y_scales, unstacked(u_x, best[0]), unstacked(u_theta, best[1]), strict=True)
-        return [JointFlowed(base, space, xs, ys, ux, ut, self.sigma, solver, CLIP) for xs, ys, ux, ut in parts]
+        return [JointFlowed(base, space, xs, ys, ux, ut, self.sigma, solver, True) for xs, ys, ux, ut in parts]

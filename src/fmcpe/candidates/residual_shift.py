@@ -15,13 +15,10 @@ import torch
 from torch import Tensor
 
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.candidates.base import CLIP, Candidate, Shared, Transported, base_of
+from fmcpe.candidates.base import Candidate, Shared, Transported, base_of, clipped
 from fmcpe.nn.ridge import Ridge, fit_ridge
 from fmcpe.problem import Problem
 from fmcpe.spaces import FlatStandardiser, ParameterSpace
-
-DIRECTIONS = 64
-"""Directions of the data in which they are shifted: all of a short vector, the leading ones of others."""
 
 
 class Shifted(Transported):
@@ -39,7 +36,7 @@ class Shifted(Transported):
         self.y_scale, self.ridge = y_scale, ridge
 
     def source(self, y: Tensor, n: int) -> Tensor:
-        features = self.y_scale(self.base.summarise(y)).clamp(-CLIP, CLIP)
+        features = clipped(self.y_scale(self.base.summarise(y)))
         return super().source(y + self.ridge(features).unflatten(1, y.shape[1:]), n)
 
     def to_config(self) -> dict[str, Any]:
@@ -66,16 +63,16 @@ class ResidualShift(Candidate):
     def _fit(self, problem: Problem, rows: Tensor) -> Shifted:
         assert problem.x_mean is not None
         y_scale = FlatStandardiser(problem.seen[rows])
-        features = y_scale(problem.seen[rows]).clamp(-CLIP, CLIP)
+        features = clipped(y_scale(problem.seen[rows]))
         wanted = (problem.x_mean[rows] - problem.y[rows]).flatten(1)
         mean, directions = wanted.mean(0), _leading(wanted)
-        ridge = fit_ridge(features, (wanted - mean) @ directions).ridge
+        ridge = fit_ridge(features, (wanted - mean) @ directions)
         return Shifted(problem.summarised, problem.space, y_scale, ridge.mapped(directions.T, mean))
 
 
-def _leading(rows: Tensor) -> Tensor:
-    """Orthonormal directions, (d, r), in which rows (n, d) differ most."""
+def _leading(rows: Tensor, most: int = 64) -> Tensor:
+    """Orthonormal directions, (d, r), in which rows (n, d) differ most: all of a short vector, `most` of others."""
     number, size = rows.shape
-    if size <= DIRECTIONS:
+    if size <= most:
         return torch.eye(size, device=rows.device)
-    return torch.svd_lowrank(rows - rows.mean(0), q=min(DIRECTIONS, number, size))[2]
+    return torch.svd_lowrank(rows - rows.mean(0), q=min(most, number, size))[2]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
-from fmcpe.candidates.base import CLIP, Candidate, Posterior, Remembered, Shared
+from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clipped
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.embeddings import SERIES_FROM
@@ -50,7 +50,7 @@ class Features(nn.Module):
 
     def _polynomials(self, z: Tensor) -> Tensor:
         u = self.inner(self._space[0].to_theta(z) if self.physical else z)
-        return self.powers(u.clamp(-CLIP, CLIP))
+        return self.powers(clipped(u))
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, p) -> (B, F)."""
@@ -274,7 +274,7 @@ class _Target:
         tempering = (3.0 / (likelihood.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
         return self.pool[systematic((tempering * likelihood).softmax(1), self.members[0].modes)]
 
-    def _laplace(self, z: Tensor, steps: int = 6) -> tuple[Tensor, Tensor]:
+    def _laplace(self, z: Tensor, steps: int = 6, difference: float = 1e-2) -> tuple[Tensor, Tensor]:
         """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.
 
         The prior counts as standard normal in z here, and slopes are finite differences: importance weights correct what that
@@ -290,10 +290,10 @@ class _Target:
             return self.log_likelihood((target - mean).square().sum(-1), factor) - 0.5 * points.square().sum(-1)
 
         def curvature(points: Tensor) -> tuple[Tensor, Tensor]:
-            around = torch.cat([points[:, :, None], points[:, :, None] + _STEP * eye], dim=2)  # (E·B, C, 1 + p, p)
+            around = torch.cat([points[:, :, None], points[:, :, None] + difference * eye], dim=2)  # (E·B, C, 1 + p, p)
             mean, factor = self.predict(around.flatten(1, 2))
             mean, factor = mean.unflatten(1, (modes, 1 + dim)), factor.unflatten(1, (modes, 1 + dim))[..., 0]
-            jacobian = (mean[:, :, 1:] - mean[:, :, :1]) / _STEP
+            jacobian = (mean[:, :, 1:] - mean[:, :, :1]) / difference
             residual = target - mean[:, :, 0]
             weight = ((freedom + d) / (freedom * factor + residual.square().sum(-1)))[..., None]
             hessian = weight[..., None] * (jacobian @ jacobian.mT) + eye
@@ -311,9 +311,6 @@ class _Target:
             better = now > best
             z, best = torch.where(better[..., None], chosen, z), torch.where(better, now, best)
         return z, torch.linalg.cholesky(curvature(z)[0])
-
-
-_STEP = 1e-2  # of finite differences, in z
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ the noise level τ² and its pseudo-count c are those of highest evidence (Minka
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-PRECISIONS = tuple(10.0**k for k in range(-6, 4))
-NOISES = tuple(10.0 ** (k / 2) for k in range(-10, 1))
-COUNTS = (1.0, 4.0, 16.0, 64.0)
 
 
 class Regression(nn.Module):
@@ -66,14 +63,18 @@ class Fit:
     evidence: float
 
 
-def fit_conjugate(features: Tensor, targets: Tensor, order: Tensor) -> Fit:
-    """The regression of highest evidence.
+def fit_conjugate(
+    features: Tensor, targets: Tensor, order: Tensor, pseudo_counts: Sequence[float] = (1.0, 4.0, 16.0, 64.0)
+) -> Fit:
+    """The regression of highest evidence, on a grid of Λ (1e-6 to 1e3) and of τ² (1e-5 to 1), averaged over τ² and c.
 
     Args:
         features: φ, (n, F), standardised.
         targets: s, (n, d), standardised.
         order: 1 for linear features and more for others, (F,): those have a prior precision of their own.
+        pseudo_counts: Values of c.
     """
+    precisions = [10.0**k for k in range(-6, 4)]
     f, t = features.double(), targets.double()
     number, d = t.shape
     f_mean, t_mean = f.mean(0), t.mean(0)
@@ -81,7 +82,7 @@ def fit_conjugate(features: Tensor, targets: Tensor, order: Tensor) -> Fit:
     gram, cross, squares = f.T @ f, f.T @ t, t.T @ t
     rows = number - 1  # the intercept takes one
     bent = order > 1
-    counts, noises = torch.tensor(COUNTS).to(f)[:, None], torch.tensor(NOISES).to(f)
+    counts, noises = torch.tensor(pseudo_counts).to(f)[:, None], torch.logspace(-5, 0, 11).to(f)
     before, after = counts + d + 1, counts + d + 1 + rows
     gammas = torch.special.multigammaln(after / 2, d) - torch.special.multigammaln(before / 2, d)
 
@@ -100,25 +101,25 @@ def fit_conjugate(features: Tensor, targets: Tensor, order: Tensor) -> Fit:
         noise = float((share @ noises.expand_as(value).flatten().log()).exp())
         return float(best), c, noise
 
-    found = {(k, k): evidence_of(PRECISIONS[k], PRECISIONS[k]) for k in range(0, len(PRECISIONS), 2)}
+    found = {(k, k): evidence_of(precisions[k], precisions[k]) for k in range(0, len(precisions), 2)}
     best = max(found, key=lambda key: found[key][0])
     while True:  # uphill on the grid of both precisions
         near = [
             (best[0] + i, best[1] + j)
             for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (0, 3))
-            if 0 <= best[0] + i < len(PRECISIONS) and 0 <= best[1] + j < len(PRECISIONS)
+            if 0 <= best[0] + i < len(precisions) and 0 <= best[1] + j < len(precisions)
         ]
         if not bool(bent.any()):
             near = [key for key in near if key[0] == key[1]] + [(k, k) for k, _ in near]
         for key in near:
             if key not in found:
-                found[key] = evidence_of(PRECISIONS[key[0]], PRECISIONS[key[1]])
+                found[key] = evidence_of(precisions[key[0]], precisions[key[1]])
         top = max(found, key=lambda key: found[key][0])
         if top == best:
             break
         best = top
     value, c, noise = found[best]
-    precision = torch.where(bent, PRECISIONS[best[1]], PRECISIONS[best[0]]).to(f)
+    precision = torch.where(bent, precisions[best[1]], precisions[best[0]]).to(f)
     inverse = torch.linalg.inv(gram + precision.diag())
     weight = inverse @ cross
     scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
@@ -133,5 +134,4 @@ def fit_conjugate(features: Tensor, targets: Tensor, order: Tensor) -> Fit:
     }  # fmt: skip
     for name, tensor in values.items():
         getattr(out, name).copy_(tensor)
-    # in units of the data as they came, so that fits to the same data compare
     return Fit(out, value)

@@ -7,11 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-_FREEDOM, _WIDER = (
-    5.0,
-    1.3,
-)  # of the proposal's t distributions: heavier tails, and wider, than the Laplace approximations
-
 
 class TMixture:
     """Equal parts of multivariate t distributions, for each row.
@@ -19,10 +14,12 @@ class TMixture:
     Args:
         centre: (B, C, p).
         root: Cholesky factors of the precision matrices, (B, C, p, p).
+        freedom: Degrees of freedom: heavier tails than a Laplace approximation's.
+        wider: Factor of the scale, for the same reason.
     """
 
-    def __init__(self, centre: Tensor, root: Tensor) -> None:
-        self.centre, self.root = centre, root
+    def __init__(self, centre: Tensor, root: Tensor, freedom: int = 5, wider: float = 1.3) -> None:
+        self.centre, self.root, self.freedom, self.wider = centre, root, freedom, wider
 
     def sample(self, number: int) -> Tensor:
         """As many draws from each part as from any other: (B, number, p)."""
@@ -30,20 +27,20 @@ class TMixture:
         of = torch.arange(number, device=self.centre.device) % parts
         normal = torch.randn(batch, number, dim, 1, device=self.centre.device)
         # of a whole number of degrees of freedom, a chi-squared number is a sum of squares
-        chi = torch.randn(batch, number, int(_FREEDOM), device=self.centre.device).square().sum(-1, keepdim=True)
+        chi = torch.randn(batch, number, self.freedom, device=self.centre.device).square().sum(-1, keepdim=True)
         step = torch.linalg.solve_triangular(self.root[:, of].mT, normal, upper=True)[..., 0]
-        return self.centre[:, of] + _WIDER * step * (_FREEDOM / chi).sqrt()
+        return self.centre[:, of] + self.wider * step * (self.freedom / chi).sqrt()
 
     def log_prob(self, z: Tensor) -> Tensor:
         """(B, n, p) -> (B, n)."""
         dim, each = z.shape[2], []
         for k in range(self.centre.shape[1]):
-            away = ((z - self.centre[:, None, k]) @ self.root[:, k]) / _WIDER
+            away = ((z - self.centre[:, None, k]) @ self.root[:, k]) / self.wider
             log_det = self.root[:, k].diagonal(dim1=-2, dim2=-1).log().sum(-1)[:, None]
-            each.append(log_det - 0.5 * (_FREEDOM + dim) * torch.log1p(away.square().sum(-1) / _FREEDOM))
+            each.append(log_det - 0.5 * (self.freedom + dim) * torch.log1p(away.square().sum(-1) / self.freedom))
         constant = (
-            math.lgamma((_FREEDOM + dim) / 2) - math.lgamma(_FREEDOM / 2)
-            - 0.5 * dim * math.log(_FREEDOM * math.pi) - dim * math.log(_WIDER) - math.log(len(each))
+            math.lgamma((self.freedom + dim) / 2) - math.lgamma(self.freedom / 2)
+            - 0.5 * dim * math.log(self.freedom * math.pi) - dim * math.log(self.wider) - math.log(len(each))
         )  # fmt: skip
         return torch.stack(each).logsumexp(0) + constant
 

@@ -14,7 +14,6 @@ _HOMES = {
     "Mixture": "fmcpe.mixture",
     "PriorPosterior": "fmcpe.candidates.prior",
     "Recalibrated": "fmcpe.mixture",
-    "RidgeTransported": "fmcpe.candidates.ridge_transport",
     "Shifted": "fmcpe.candidates.residual_shift",
     "SyntheticPosterior": "fmcpe.candidates.synthetic_likelihood",
     "TransportMixture": "fmcpe.baselines.semi_balanced",
