@@ -39,7 +39,8 @@ def made_up(unit, shift=0.0):
     metrics |= {"coverage": {"0.8": [0.8, 0.7], "0.9": [0.9, 0.8]}, "theta_names": ["a", "b"], "real_side": "stand-in"}
     metrics["sbc"] = {
         "num_samples": 20, "counts": [[5, 15], [15, 5], [10, 10], [10, 10]], "band": [5, 15], "p_values": [0.5, 0.5],
-        "bias": [error, 0.0], "scale": [1.0, 1.0], "verdicts": ["calibrated: no fault shows"] * 2, "names": ["a", "b"],
+        "bias": [error, 0.0], "scale": [1.0, 1.0], "verdicts": ["calibrated: no miscalibration detected"] * 2,
+        "names": ["a", "b"],
         "observations": 40, "statistics": [0.125, 0.25],
     }  # fmt: skip
     buffer = io.BytesIO()

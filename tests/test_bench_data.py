@@ -157,4 +157,4 @@ def test_wrong_words_are_refused(word, tmp_path, capsys):
     assert main(["bench", "run", "main", "--data", word, "--out", str(tmp_path)]) == 2
     assert "Expected --data TASK=FOLDER" in capsys.readouterr().err
     assert main(["bench", "run", "main", "--data", "wind-tunnel=nowhere", "--out", str(tmp_path)]) == 2
-    assert "There is no folder" in capsys.readouterr().err
+    assert "nowhere, which does not exist. Pass data=" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_joint_mmd_is_the_unbiased_one_and_its_sign_is_explained(tmp_path):
         tables.metric_table(results, "main", "joint_mmd2_paired"), tables.metric_table(results, "main", "mmd2"),
         tables.independence_table(results), tables.sensitivity_table(results, "pendulum"),
     ):  # fmt: skip
-        assert "a negative value is zero within the noise" in table.note and "standardised" in table.note, table.name
+        assert "a negative value is zero within the error" in table.note and "standardised" in table.note, table.name
     # what the notes claim: the pairs' own copies lower the paper's formula by up to 2 / N
     torch.manual_seed(0)
     y, theta, exact = torch.randn(100, 40, 2), torch.randn(100, 40, 1), torch.randn(100, 40, 1)
@@ -167,7 +167,7 @@ def test_the_csv_of_sbc_has_its_statistics(tmp_path):
     row = next(row for row in rows if row["method"] == "fmcpe")
     assert {row["seed"], row["status"], row["seconds"]} == {"0", "done", "1.0"}
     assert (row["sbc.KS statistic.b"], row["sbc.p-value.a"], row["sbc.scale.a"]) == ("0.25", "0.5", "1.0")
-    assert row["sbc.verdict.a"] == "calibrated: no fault shows" and row["sbc.observations"] == "40"
+    assert row["sbc.verdict.a"] == "calibrated: no miscalibration detected" and row["sbc.observations"] == "40"
     assert {row["status"] for row in rows if row["method"] == "rope"} == {"not run"}
 
 

@@ -93,7 +93,7 @@ def test_the_report_is_one_file_in_the_papers_order(report):
     positions = [text.index(f'<section id="{section.key}">') for section in SECTIONS]
     assert positions == sorted(positions) and 'id="repeat"' in text
     assert "Not run." not in text and "stand-in" in text and "means nothing" not in text
-    assert "its numbers and verdicts mean nothing" in text, "a smoke run has to say that it is one"
+    assert "its numbers and verdicts are meaningless" in text, "a smoke run has to say that it is one"
     assert "fmcpe bench run all --preset smoke" in text
     files = dict(re.findall(r'download="([^"]+)" href="data:text/plain;charset=utf-8;base64,([^"]+)"', text))
     assert {"main.csv", "independence-independence.tex", "timing-timing-fit.csv"} <= set(files)
@@ -129,7 +129,7 @@ def test_the_report_opens_in_a_browser(report, tmp_path):
     ).stdout
     images, broken, fetched = re.search(r'data-seen="(\d+) images (\d+) broken (\d+) fetched"', page).groups()
     assert int(images) >= 10 and (broken, fetched) == ("0", "0")
-    assert "To repeat it" in page and "agrees (" in page
+    assert "How to reproduce" in page and "agrees (" in page
 
 
 def test_comparing_two_runs_shows_what_changed(run, tmp_path, capsys):
@@ -146,7 +146,7 @@ def test_comparing_two_runs_shows_what_changed(run, tmp_path, capsys):
 def test_status_and_report_from_the_command_line(run, tmp_path, capsys):
     assert main(["bench", "status", "--out", str(run)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"main \(smoke\) +70 +0 +0 +0", out) and "nobody is at work" in out
+    assert re.search(r"main \(smoke\) +70 +0 +0 +0", out) and "no active run" in out
     small = fill(tmp_path, ["speed"])
     assert main(["bench", "report", "--out", str(small)]) == 0
     assert (small / "report.html").is_file()
@@ -165,7 +165,7 @@ def test_like_is_compared_with_like(tmp_path):
     for preset, compared in (("smoke", False), ("quick", False), ("paper", True)):
         results = Results.read(fill(tmp_path / preset, ["sensitivity"], preset=preset))
         table = sensitivity_table(results, "pendulum")
-        assert ("rank correlation" in table.note) == compared
+        assert ("Rank correlation" in table.note) == compared
     assert len(table.rows) == 16 + 1
 
 

@@ -111,6 +111,6 @@ def test_a_lost_base_posterior_is_trained_again_and_said(tmp_path):
     outcome = run(tmp_path, more, jobs=2, perform=helpers.perform, progress=Progress("main", said))
     assert (outcome.done, outcome.failed, outcome.done_now) == (len(helpers.units(6)), 0, 3)
     assert lost.read_bytes() == UNITS[0].task.encode()
-    assert said.getvalue() == f"fmcpe bench: {lost} is gone; {UNITS[0].label} is trained again.\n"
+    assert said.getvalue() == f"fmcpe bench: {lost} is missing; training {UNITS[0].label} again.\n"
     with Store(tmp_path, read_only=True) as store:
         assert [what for unit, what in store.events() if unit == UNITS[0].id][-3:] == ["lost", "claimed", "done"]

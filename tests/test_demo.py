@@ -66,11 +66,11 @@ def test_options_reach_the_task(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pendulum", "--data", "x"], "task 'pendulum' has no option 'data'"),
-        (["wind-tunnel", "--data", "nowhere/at/all"], "There is no folder nowhere/at/all"),
-        (["gaussian-ci", "--option", "alpha=nan"], "alpha=nan came, but a finite number was expected"),
-        (["gaussian-ci", "--option", "alpha"], "type alpha=VALUE"),
-        (["wind-tunnels", "--option", "tau=1"], "There is no task named 'wind-tunnels'"),
+        (["pendulum", "--data", "x"], "Expected an option of task 'pendulum', got 'data'."),
+        (["wind-tunnel", "--data", "nowhere/at/all"], "got nowhere/at/all, which does not exist."),
+        (["gaussian-ci", "--option", "alpha=nan"], "Expected a finite number, got alpha=nan."),
+        (["gaussian-ci", "--option", "alpha"], "Type alpha=VALUE"),
+        (["wind-tunnels", "--option", "tau=1"], "got 'wind-tunnels'. Try"),
     ],
 )
 def test_wrong_options_say_what_to_type(tmp_path, capsys, arguments, message):

@@ -160,15 +160,15 @@ def unreachable(server, _path):
 
 
 FAILURES = {
-    wrong_checksum: "has the checksum",
-    broken_off: "broke off after",
-    broken_off_unnoticed: "has the checksum",
-    not_found: "answered 404 Not Found, but",
-    not_found_with_that_checksum: "answered 403 Forbidden, but",
-    not_an_archive: "not the expected layout",
-    other_folder: "not the expected layout",
-    lacking_a_column: "not the expected layout .* no column 'pressure_downwind'",
-    unreachable: "a network was expected",
+    wrong_checksum: "got .* MB with checksum",
+    broken_off: "^Expected all of .*, got .* MB",
+    broken_off_unnoticed: "got .* MB with checksum",
+    not_found: "got 404 Not Found",
+    not_found_with_that_checksum: "got 403 Forbidden",
+    not_an_archive: "^Expected the known layout .*, got another one",
+    other_folder: "^Expected the known layout .*, got another one",
+    lacking_a_column: "^Expected the known layout .*, got another one .* no column 'pressure_downwind'",
+    unreachable: "^Expected an answer from .*, got ConnectionError",
 }
 
 
@@ -201,13 +201,15 @@ def test_folders_that_are_empty_or_incomplete_are_not_trusted(server, tmp_path):
 @pytest.mark.parametrize("page", ["<html>Please log in</html>", "datasets: {", "<p>a: b: c</p>"])
 def test_a_page_in_place_of_the_list_of_data_sets_is_no_network(server, tmp_path, page):
     server.directory = page
-    with pytest.raises(ConnectionError, match=r"list of data sets .* a network was expected"):
+    with pytest.raises(ConnectionError, match=r"^Expected the list of data sets from the network, got .*Try again"):
         tasks.download("wind-tunnel", tmp_path / "data")
 
 
 def test_data_sets_that_are_not_listed_any_more_are_named(server, tmp_path):
     server.directory = "datasets: {another: {}}"
-    with pytest.raises(FileNotFoundError, match=f"no data set '{IMPULSES[0]}' any more"):
+    with pytest.raises(
+        FileNotFoundError, match=rf"^Expected data set '{IMPULSES[0]}' .*, got a list without it\. Look"
+    ):
         tasks.download("wind-tunnel", tmp_path / "data")
 
 
@@ -218,13 +220,15 @@ def test_downloads_without_network_or_package_say_so(server, tmp_path, monkeypat
         raise requests.ConnectionError("no route to host")
 
     monkeypatch.setattr(requests, "get", refuse)
-    with pytest.raises(ConnectionError, match=r"list of data sets .* a network was expected"):
+    with pytest.raises(ConnectionError, match=r"^Expected the list of data sets from the network, got .*Try again"):
         tasks.download("wind-tunnel", tmp_path / "data")
     assert main(["download", "wind-tunnel", "--to", str(tmp_path / "data")]) == 2
-    assert "a network was expected" in capsys.readouterr().err
+    assert "Expected the list of data sets from the network" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
     assert main(["download", "pendulum"]) == 2
-    assert "no measurements to download for 'pendulum'" in capsys.readouterr().err
+    assert (
+        "Expected a task with measurements, 'wind-tunnel' and 'light-tunnel', got 'pendulum'" in capsys.readouterr().err
+    )
     monkeypatch.setitem(sys.modules, "causalchamber", None)
     assert main(["download", "wind-tunnel", "--to", str(tmp_path / "data")]) == 2
     assert "pip install 'fmcpe[chambers]'" in capsys.readouterr().err

@@ -177,15 +177,16 @@ class Constant(nn.Linear):
 def test_rope_says_when_its_features_tell_nothing_apart(pairs):
     base = fmcpe.train_npe(simulate, PRIOR, 200, Constant(3, 2), max_num_epochs=1, **QUIET)
     with pytest.raises(
-        ValueError, match=r"embedding of x is the same for all 100 simulations.+expected.+embedding_net"
+        ValueError, match=r"^Expected .+, got the same embedding of x for all 100 simulations.+embedding_net"
     ):
         baselines.RoPE(base, simulate, num_simulations=100).fit(*pairs, **QUIET)
     guess = as_base_posterior(lambda x: PRIOR.sample((len(x),)), PRIOR)
-    with pytest.raises(ValueError, match=r"raw data are the same for all 100 simulations.+simulator depends on theta"):
+    with pytest.raises(ValueError, match=r"got the same raw data for all 100 simulations.+simulator depends on theta"):
         baselines.RoPE(guess, lambda theta: torch.ones(len(theta), 3), num_simulations=100).fit(*pairs, **QUIET)
 
 
 @pytest.mark.parametrize("option", [{"gamma": 0.0}, {"rho": -1.0}, {"num_targets": 0}])
 def test_rope_refuses_settings_that_make_no_sense(base, option):
-    with pytest.raises(ValueError, match="expected"):
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=rf"^Expected .+, got {name}={value}\. Try {name}="):
         baselines.RoPE(base, simulate, **option)

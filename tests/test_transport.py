@@ -88,7 +88,7 @@ def test_what_is_added_to_a_row_does_not_matter(cost):
 
 
 def test_it_says_when_it_has_not_settled(cost):
-    with pytest.warns(FMCPEWarning, match="larger gamma"):
+    with pytest.warns(FMCPEWarning, match=r"^Expected .+ 3 iterations, got an error of .+\. Try a larger gamma"):
         semi_balanced_rows(cost, 0.001, INF, max_iterations=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,11 +1,11 @@
-"""Methods to compare with, each ``(...).fit(theta, y) -> posterior`` with the drawing methods of `CorrectedPosterior`.
+"""Baselines: each has ``fit(theta, y)``, which returns a `CorrectedPosterior`.
 
-| | simulator | pairs | what it does |
+| | simulator | pairs | method |
 | --- | --- | --- | --- |
-| `NPE` | through the base posterior | no | asks the base posterior about y |
+| `NPE` | through the base posterior | no | evaluates the base posterior at y |
 | `DPE` | no | yes | trains on the pairs alone |
 | `MFNPE` | through the base posterior | yes | fine-tunes the base posterior on the pairs |
-| `RoPE` | yes | yes | mixes the base posterior over simulations, by optimal transport; transductive |
+| `RoPE` | yes | yes | mixes the base posterior over simulations by optimal transport; transductive |
 | `NNPE` | yes | no | trains on noisy simulations |
 | `JNPE` | yes | yes | trains on simulations and pairs together |
 """

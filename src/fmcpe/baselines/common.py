@@ -1,4 +1,4 @@
-"""What the baselines share: how an answer is wrapped, and where simulations come from."""
+"""Code shared by the baselines: wrapping a posterior, and running simulations."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from fmcpe.spaces import ParameterSpace
 def asked_at_y(
     base: BasePosterior, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
 ) -> CorrectedPosterior:
-    r"""\( \hat p(\theta | X = y) \): a posterior asked about y as if it were simulated.
+    r"""\( \hat p(\theta | X = y) \): the posterior evaluated at y as if y were simulated.
 
     Args:
         base: The posterior.
         shape: Shape of one observation.
-        method: The name of the method.
-        history: Losses, and the seconds of the fit.
-        num_pairs: How many calibration pairs went into it.
+        method: Name of the method.
+        history: Losses, and the fit time in seconds.
+        num_pairs: Number of calibration pairs used.
     """
     shared = shared_of(base)
     return wrapped(Transported(base.summarised(), shared.space), shared, shape, method, history, num_pairs)
 
 
 def shared_of(base: BasePosterior) -> Shared:
-    """What all parts of a posterior on this base share."""
+    """The components that all parts of a posterior on this base share."""
     return Shared(base, ParameterSpace.of(base.prior), base.prior, torch.zeros(0, parameter_dim(base.prior)))
 
 
 def wrapped(
     inner: Posterior, shared: Shared, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
 ) -> CorrectedPosterior:
-    """A posterior in z as users see it; `history` holds the seconds of the fit, too."""
+    """Wrap a posterior over z as a `CorrectedPosterior`; `history["seconds"]` holds the fit time."""
     report = Report(method, num_pairs, history.pop("seconds", [0.0])[0], history)
     return CorrectedPosterior(inner, shared, shape, report)
 
 
 class SimulationTrained:
-    """A method that trains a posterior of its own on simulations: what `NNPE` and `JNPE` have in common."""
+    """Base class of `NNPE` and `JNPE`, which train their own posterior on simulations."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class SimulationTrained:
     ) -> None:
         if prior is None:
             raise ValueError(
-                f"prior is missing; the prior of the simulations was expected. Type {type(self).__name__}(simulator, prior)."
+                f"Expected the prior of the simulations, got prior=None. Call {type(self).__name__}(simulator, prior)."
             )
         self.simulator, self.prior, self.num_simulations = simulator, prior, num_simulations
         self.embedding_net, self.simulations = embedding_net, simulations
-        # as `fmcpe.train_npe` does: what differs from the base posterior is then the method alone
+        # same as `fmcpe.train_npe`, so that only the method differs from the base posterior
         self.domain_randomisation = True
         self.flow, self.training, self.device = flow or FlowSize(), training or Training(), device
 
     @property
     def _network(self) -> nn.Module | None:
-        """The embedding network, told how rough its input is where simulations are roughened."""
+        """The embedding network, conditioned on the noise level under domain randomisation."""
         return made_aware(self.embedding_net) if self.domain_randomisation else self.embedding_net
 
     def _simulate(self) -> tuple[Distribution, Tensor, Rows]:
-        """The prior as sbi wants it, θ and x; draws as `fmcpe.train_npe` does, in the same order."""
+        """The prior in sbi's form, θ and x, drawn in the same order as by `fmcpe.train_npe`."""
         prior = process_prior(self.prior)[0]
         return prior, *simulate(self.simulator, prior, self.num_simulations, self.simulations)

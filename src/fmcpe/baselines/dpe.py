@@ -1,6 +1,6 @@
-"""DPE: a posterior trained on the calibration pairs alone. It has never heard of the simulator.
+"""DPE: neural posterior estimation on the calibration pairs alone, without the simulator.
 
-The limit of many pairs is the true posterior; at few, there is nothing but early stopping between it and the noise.
+It converges to the true posterior as the number of pairs grows. With few pairs, early stopping is its only regularisation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FEW_PAIRS = Training(
     stop_after_epochs=30,
     one_cycle=False,
 )
-"""A fifth of the pairs decides when to stop. A cycle of the rate would need to know beforehand when that is."""
+"""Early stopping on a fifth of the pairs. A one-cycle schedule would need the number of epochs in advance."""
 
 SMALL_FLOW = FlowSize(hidden_features=32, num_transforms=3, num_bins=5)
 
@@ -41,8 +41,8 @@ class DPE:
         prior: Prior over physical θ; its support bounds the draws.
         embedding_net: Network that summarises y before the flow sees it; needed for images, advised for series.
         flow: Size of the flow.
-        training: How it is trained.
-        device: Where it is trained.
+        training: Training options.
+        device: Device to train on.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class DPE:
 
         Args:
             theta: Physical parameters, (N, p), inside the prior's support.
-            y: Real measurements taken at them, (N, ...).
-            seed: Makes the fit reproducible; torch's global generator is left as it was.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            y: Real measurements at these parameters, (N, ...).
+            seed: Makes the fit reproducible; torch's global generator is restored.
+            show_progress_bars: Whether to show progress after two seconds.
         """
         started = time.perf_counter()
         with seeded(seed):

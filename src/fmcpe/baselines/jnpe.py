@@ -2,8 +2,8 @@ r"""J-NPE: one posterior trained on simulations and calibration pairs together.
 
 \[ D = \{(\theta_i, x_i)\}_{i \le N_{sim}} \cup \{(\theta_j, y_j)\}_{j \le N_{cal}}, \]
 
-as the paper says: a plain union, in which fifty thousand simulations outvote any handful of pairs. `pair_weight` gives the
-pairs a louder voice. Without pairs it is NPE, to the last digit.
+the plain union of the paper, in which 50 000 simulations outweigh a few pairs; `pair_weight` increases the weight of the
+pairs in the loss. Without pairs it equals NPE exactly.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class JNPE(SimulationTrained):
     Args:
         simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
         prior: Prior over physical θ.
-        num_simulations: How many simulations to run.
-        embedding_net: Network that summarises data before the flow sees them.
-        pair_weight: How many simulations a pair counts for in the loss; 1 is the plain union of the paper.
-        simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        num_simulations: Number of simulations to run.
+        embedding_net: Network that summarises the data for the flow.
+        pair_weight: Weight of a pair in the loss, relative to a simulation; 1 is the plain union of the paper.
+        simulations: Existing simulations ``(theta, x)``, in place of the simulator.
         flow: Size of the flow.
-        training: How it is trained; as `fmcpe.train_npe` does by default.
-        device: Where it is trained.
+        training: Training options; those of `fmcpe.train_npe` by default.
+        device: Device to train on.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class JNPE(SimulationTrained):
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
         if not 0 < pair_weight < float("inf"):
-            raise ValueError(f"pair_weight={pair_weight} came; a positive number was expected. Try pair_weight=1.")
+            raise ValueError(f"Expected a positive finite number, got pair_weight={pair_weight}. Try pair_weight=1.")
         self.pair_weight = pair_weight
 
     def fit(
@@ -64,10 +64,10 @@ class JNPE(SimulationTrained):
         """Train on simulations and pairs.
 
         Args:
-            theta: Physical parameters, (N, p), inside the prior's support; none, or no rows, is allowed.
-            y: Real measurements taken at them, (N, ...), shaped like the simulations.
-            seed: Makes the fit reproducible; torch's global generator is left as it was.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            theta: Physical parameters, (N, p), inside the prior's support; None or N = 0 is allowed.
+            y: Real measurements at these parameters, (N, ...), shaped like the simulations.
+            seed: Makes the fit reproducible; torch's global generator is restored.
+            show_progress_bars: Whether to show progress after two seconds.
         """
         started, paired = time.perf_counter(), _has_rows(theta, y)
         with seeded(seed):
@@ -87,7 +87,7 @@ class JNPE(SimulationTrained):
 
 
 def _has_rows(theta: Any, y: Any) -> bool:
-    """Whether pairs came; a half of them is refused before anything is simulated."""
+    """Whether there are pairs; θ without y, or y without θ, is an error before any simulation runs."""
     if theta is None and y is None:
         return False
     refuse_missing(theta, y)
@@ -95,7 +95,7 @@ def _has_rows(theta: Any, y: Any) -> bool:
 
 
 def _followed_by(x: Rows, y: Tensor) -> Rows:
-    """Rows of x, then rows of y; where x is simulated on demand it goes on being so."""
+    """Rows of x, then rows of y; x stays simulated on demand if it was."""
     if isinstance(x, Tensor):
         return torch.cat([x, y])
     return _SimulationsThenPairs(x, y)

@@ -1,8 +1,7 @@
 r"""MF-NPE: the simulation-trained estimator, fine-tuned on the calibration pairs (Krouglova et al., 2025).
 
-A copy of \( \hat p(\theta | x) \), embedding included, goes on training on \( -\log \hat p(\theta_j | X = y_j) \) at a low
-rate, until a fifth of the pairs, held out, says stop. What the simulations taught is the starting point, and what is kept of
-it is what the pairs do not contradict.
+A copy of \( \hat p(\theta | x) \), embedding included, is trained further on \( -\log \hat p(\theta_j | X = y_j) \) at a low
+learning rate, with early stopping on a held-out fifth of the pairs.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ FINE_TUNING = Training(
     one_cycle=False,
     keep_start=True,
 )
-"""A tenth of the peak rate of the simulations' training; the weights before any step compete with those after."""
+"""A tenth of the peak learning rate of the base posterior; early stopping may keep the initial weights."""
 
 
 class MFNPE:
     """Multi-fidelity neural posterior estimation.
 
     Args:
-        posterior: The base posterior: one of `fmcpe.train_npe`, or any sbi `DirectPosterior`. It is copied, not changed.
-        prior: The prior of the pairs, where it is not that of `posterior`.
-        training: How it is fine-tuned.
-        device: Where it is fine-tuned.
+        posterior: The base posterior, from `fmcpe.train_npe` or any sbi `DirectPosterior`. It is copied, not changed.
+        prior: The prior of the pairs, if it differs from that of `posterior`.
+        training: Training options.
+        device: Device to train on.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class MFNPE:
             posterior, prior = posterior.posterior, prior or posterior.prior
         if not isinstance(posterior, DirectPosterior):
             raise TypeError(
-                f"posterior is a {type(posterior).__name__}, which has no density estimator to train on; an sbi "
-                "DirectPosterior was expected. Train one with fmcpe.train_npe(simulator, prior), or with sbi's NPE."
+                f"Expected an sbi DirectPosterior, whose density estimator can be fine-tuned, got a "
+                f"{type(posterior).__name__}. Train one with fmcpe.train_npe(simulator, prior), or with sbi's NPE."
             )
         self.posterior, self.prior = posterior, prior or posterior.prior
         self.training, self.device = training or FINE_TUNING, device
@@ -69,9 +68,9 @@ class MFNPE:
 
         Args:
             theta: Physical parameters, (N, p), inside the prior's support.
-            y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
-            seed: Makes the fit reproducible; torch's global generator is left as it was.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            y: Real measurements at these parameters, (N, ...), shaped like the simulator's output.
+            seed: Makes the fit reproducible; torch's global generator is restored.
+            show_progress_bars: Whether to show progress after two seconds.
         """
         base = DensityBase(copy.deepcopy(self.posterior), self.prior)
         assert base.x_shape is not None

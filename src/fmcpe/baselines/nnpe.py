@@ -1,12 +1,11 @@
-r"""NNPE: a posterior trained on noisy simulations, in the hope that reality is among them (Ward et al., 2022).
+r"""NNPE: a posterior trained on simulations with spike-and-slab noise (Ward et al., 2022).
 
-Every number of every simulation is disturbed by spike-and-slab noise, in units of that number's standard deviation \( s_d \)
-over the simulations:
+Noise is added to each component of x, in units of its standard deviation \( s_d \) over the simulations:
 
 \[ x_d \leftarrow x_d + s_d\, \epsilon_d, \qquad
    \epsilon_d \sim (1 - q)\, \mathcal N(0, \sigma^2) + q\, \mathrm{Cauchy}(0, c). \]
 
-Nothing is learned of the real process: no pairs are used, and the price of robustness is a wider posterior.
+It uses no pairs, so it learns nothing about the real process; robustness costs a wider posterior.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
 
 LIMIT = 100.0
-"""Noise is cut off at so many standard deviations (with the default slab, one number in 1250): one Cauchy draw of a million
-would cost the network more than a gradient step."""
+"""Noise is clipped to ± this many standard deviations, which affects one draw in 1250 with the default slab: an extreme
+Cauchy draw would destabilise training."""
 
 
 @dataclass(frozen=True)
 class SpikeAndSlab:
-    """The noise.
+    """Spike-and-slab noise.
 
     Args:
-        slab_probability: q, how often a number is far off.
-        spike: σ of the narrow normal, in standard deviations of the number.
+        slab_probability: q, the probability of the slab.
+        spike: σ of the normal, in standard deviations of the component.
         slab: c of the Cauchy, in the same unit.
     """
 
@@ -51,12 +50,10 @@ class SpikeAndSlab:
         for name, most in (("slab_probability", 1.0), ("spike", math.inf), ("slab", math.inf)):
             value = getattr(self, name)
             if not 0 <= value <= most or (name == "slab" and value == 0):
-                raise ValueError(
-                    f"{name}={value} came; a positive number was expected, at most {most}. Try {name}=0.1."
-                )
+                raise ValueError(f"Expected a positive number of at most {most}, got {name}={value}. Try {name}=0.1.")
 
     def __call__(self, data: Tensor, scale: Tensor) -> Tensor:
-        """Data (B, *shape), disturbed; `scale` (*shape) is the standard deviation of each number."""
+        """Noisy copy of data (B, *shape); `scale` (*shape) is the standard deviation of each component."""
         far = torch.rand_like(data) < self.slab_probability
         slab, spike = torch.empty_like(data).cauchy_(sigma=self.slab), self.spike * torch.randn_like(data)
         return data + scale * torch.where(far, slab, spike).clamp(-LIMIT, LIMIT)
@@ -68,13 +65,13 @@ class NNPE(SimulationTrained):
     Args:
         simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
         prior: Prior over physical θ.
-        num_simulations: How many simulations to run.
-        embedding_net: Network that summarises data before the flow sees them.
-        noise: The noise; drawn anew for every minibatch.
-        simulations: ``(theta, x)`` that were run before, in place of the simulator.
+        num_simulations: Number of simulations to run.
+        embedding_net: Network that summarises the data for the flow.
+        noise: The noise, drawn anew for every minibatch.
+        simulations: Existing simulations ``(theta, x)``, in place of the simulator.
         flow: Size of the flow.
-        training: How it is trained; as `fmcpe.train_npe` does by default.
-        device: Where it is trained.
+        training: Training options; those of `fmcpe.train_npe` by default.
+        device: Device to train on.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class NNPE(SimulationTrained):
         device: str = "cpu",
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
-        self.domain_randomisation = False  # its own noise is all the noise it has
+        self.domain_randomisation = False  # no noise but the method's own
         self.noise = noise or SpikeAndSlab()
 
     def fit(
@@ -102,14 +99,14 @@ class NNPE(SimulationTrained):
         Args:
             theta: Not used.
             y: Not used.
-            seed: Makes the fit reproducible; torch's global generator is left as it was.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            seed: Makes the fit reproducible; torch's global generator is restored.
+            show_progress_bars: Whether to show progress after two seconds.
         """
         started = time.perf_counter()
         with seeded(seed):
             prior, parameters, x = self._simulate()
             scale = x[slice(5000)].std(0).to(self.device)
-            # a number that never varies has no unit of its own, but real data may vary there
+            # a component that is constant in simulations has no scale, but may vary in real data
             scale = torch.where(scale > 0, scale, scale.mean())
             posterior = fit_npe(
                 parameters, x, prior, self._network, self.flow, self.training, self.device, show_progress_bars,

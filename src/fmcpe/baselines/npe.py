@@ -1,4 +1,4 @@
-r"""NPE: the base posterior asked about real data as if they were simulated, \( \hat p(\theta | X = y) \). Nothing is fitted."""
+r"""NPE: the base posterior evaluated at real data as if they were simulated, \( \hat p(\theta | X = y) \), without a fit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fmcpe.posterior import CorrectedPosterior
 
 
 class NPE:
-    """The uncorrected posterior, with bounded sampling and the shapes of a corrected one.
+    """The uncorrected posterior, with the sampling interface of a corrected one.
 
     Args:
         posterior: An sbi posterior, or anything that `as_base_posterior` accepts.
-        prior: The prior of the simulations, where `posterior` does not carry it.
+        prior: The prior of the simulations, if `posterior` does not hold it.
     """
 
     def __init__(self, posterior: Any, prior: Distribution | None = None) -> None:
@@ -26,10 +26,12 @@ class NPE:
     def fit(
         self, theta: Any = None, y: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
     ) -> CorrectedPosterior:
-        """The posterior as it is; the pairs are not used, but `y` tells the shape where the posterior does not."""
+        """The posterior, unchanged; the pairs are not used, except for the shape of `y` if the posterior does not hold it."""
         shape = self.base.x_shape
         if shape is None:
             if y is None:
-                raise ValueError("the posterior does not know the shape of its data and no y came; pass fit(y=...).")
+                raise ValueError(
+                    "Expected y, as this posterior does not hold the shape of its data, got y=None. Call fit(y=y)."
+                )
             shape = torch.as_tensor(y).shape[1:]
         return asked_at_y(self.base, shape, "NPE", {"seconds": [0.0]}, num_pairs=0)

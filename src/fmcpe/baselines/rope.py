@@ -1,22 +1,21 @@
 r"""RoPE: robust posterior estimation by optimal transport (Wehenkel et al., 2025).
 
-1. A copy g of the base posterior's embedding h is fine-tuned on the pairs: \( g(y_j) \) is drawn to the mean of
+1. A copy g of the base posterior's embedding h is fine-tuned on the pairs: \( g(y_j) \) regresses on the mean of
    \( h(S(\theta_j)) \) over fresh simulations.
-2. Semi-balanced entropic optimal transport between the \( g(y_i) \) of the observations that are asked about and the
-   \( h(x_k) \) of a pool of simulations gives weights \( w_{ik} \) (`fmcpe.baselines.semi_balanced`).
+2. Semi-balanced entropic optimal transport between \( g(y_i) \) of the observations and \( h(x_k) \) of a pool of
+   simulations gives weights \( w_{ik} \) (`fmcpe.baselines.semi_balanced`).
 3. \( p(\theta | y_i) = \sum_k w_{ik}\, \hat p(\theta | x_k) \).
 
 Without an embedding, h and g both standardise x, and nothing is fine-tuned.
 
-RoPE is *transductive*: what it says of an observation depends on the others that it is asked about at the same time. They are
-always joined by the calibration observations, so a single one is answered in their company; `sample_batched` and
-`log_prob_batched` answer the whole batch by one plan. The posterior rests on the assumption that θ and y are independent given
-x, and on a batch that is distributed as the prior says.
+RoPE is *transductive*: the posterior of an observation depends on the rest of its batch. `sample_batched` and
+`log_prob_batched` solve one plan for the whole batch, which always includes the calibration observations. RoPE assumes that θ
+and y are independent given x, and that the batch follows the prior.
 
-γ and ρ are in units of the mean squared distance between two simulations, so they do not depend on the scale of h. As γ grows,
+γ and ρ are in units of the mean squared distance between two simulations, so they do not depend on the scale of h. As γ → ∞,
 every row of the plan becomes uniform and the posterior becomes the prior; as γ → 0 it becomes \( \hat p \) at the simulation
-that y is matched to. The defaults are a compromise between sharpness and coverage on the `gaussian` and `pendulum` tasks, at 50
-and 200 pairs of seeds that no benchmark uses.
+matched to y. The defaults trade sharpness against coverage on the `gaussian` and `pendulum` tasks, at 50 and 200 pairs with
+seeds that no benchmark uses.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ class RoPE:
     Args:
         posterior: The base posterior: an sbi posterior, or anything that `as_base_posterior` accepts.
         simulator: The simulator it was trained on. Without one, `simulations` are the pool and `fit` needs ``x=``.
-        prior: The prior of the simulations, where `posterior` does not carry it.
+        prior: The prior of the simulations, if `posterior` does not hold it.
         gamma: Weight of the plan's entropy, in units of the mean squared distance between two simulations.
         rho: Weight of the divergence of the plan's columns from uniform, in the same unit; ``float("inf")`` uses every
             simulation of the pool equally, 0 leaves the columns free.
         num_simulations: Size of the pool.
-        simulations: ``(theta, x)`` that were run before, as the pool.
-        num_targets: Fresh simulations per pair whose mean embedding is what g is fitted to.
-        training: How g is fine-tuned.
-        device: Where it all happens.
+        simulations: Existing simulations ``(theta, x)`` to use as the pool.
+        num_targets: Fresh simulations per pair; their mean embedding is the target of g.
+        training: Training options of g.
+        device: Device to train and sample on.
     """
 
     POOL = 5000
@@ -86,11 +85,11 @@ class RoPE:
     ) -> None:
         self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
         if not 0 < gamma < float("inf"):
-            raise ValueError(f"gamma={gamma} came; a positive number was expected. Try gamma=0.05.")
+            raise ValueError(f"Expected a positive finite number, got gamma={gamma}. Try gamma=0.05.")
         if not rho >= 0:
-            raise ValueError(f"rho={rho} came; a number of at least 0 was expected. Try rho=1.")
+            raise ValueError(f"Expected a number of at least 0, got rho={rho}. Try rho=1.")
         if num_targets < 1:
-            raise ValueError(f"num_targets={num_targets} came; at least 1 was expected. Try num_targets=64.")
+            raise ValueError(f"Expected at least 1, got num_targets={num_targets}. Try num_targets=64.")
         self.gamma, self.rho, self.num_targets = float(gamma), float(rho), num_targets
         self.num_simulations, self.simulations = num_simulations, simulations
         self.training, self.device = training or MATCHING, torch.device(device)
@@ -98,14 +97,14 @@ class RoPE:
     def fit(
         self, theta: Any, y: Any, x: Any = None, *, seed: int | None = None, show_progress_bars: bool = True
     ) -> CorrectedPosterior:
-        """Fine-tune g, and draw the pool.
+        """Fine-tune g and simulate the pool.
 
         Args:
             theta: Physical parameters, (N, p), inside the prior's support.
-            y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
+            y: Real measurements at these parameters, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of fresh ones.
-            seed: Makes the fit reproducible; torch's global generator is left as it was.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            seed: Makes the fit reproducible; torch's global generator is restored.
+            show_progress_bars: Whether to show progress after two seconds.
         """
         theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
         started = time.perf_counter()
@@ -114,18 +113,18 @@ class RoPE:
             pool = rows[:].to(self.device)
             if pool.shape[1:] != y.shape[1:]:
                 raise ValueError(
-                    f"simulations have shape {tuple(pool.shape)} and y has {tuple(y.shape)}; rows of the same shape were "
-                    "expected. Bring y into the simulator's shape."
+                    f"Expected y with rows of shape {tuple(pool.shape[1:])}, as the simulations have, got y of shape "
+                    f"{tuple(y.shape)}. Reshape y, or pass simulations of its shape."
                 )
             theta, y = theta.to(self.device), y.to(self.device)
             h = FlatStandardiser(pool) if self.base.embedding is None else copy.deepcopy(self.base.embedding)
             g, features = copy.deepcopy(h).eval(), _in_parts(h, pool)
             if not bool((features != features[0]).any()):
-                what = "raw data are" if self.base.embedding is None else "embedding of x is"
+                what = "raw data" if self.base.embedding is None else "embedding of x"
                 raise ValueError(
-                    f"the {what} the same for all {len(pool)} simulations of the pool; features that tell them apart were "
-                    "expected, since RoPE matches y to the nearest of them. Check that the simulator depends on theta, or "
-                    "train the base posterior again with another embedding_net."
+                    f"Expected features that differ between simulations, got the same {what} for all {len(pool)} "
+                    "simulations of the pool. Check that the simulator depends on theta, or train the base posterior again "
+                    "with another embedding_net."
                 )
             history: dict[str, list[float]] = {}
             if self.base.embedding is not None:
@@ -152,16 +151,16 @@ class RoPE:
             return _in_parts(h, x.to(self.device))
         if self.simulator is None:
             raise ValueError(
-                "neither a simulator nor paired simulations came; the embedding of y is matched to that of simulations at the "
-                "same θ. Give RoPE(posterior, simulator), or fit(theta, y, x=simulations_at_theta)."
+                "Expected a simulator, or simulations at the same theta, got neither. Call RoPE(posterior, simulator), or "
+                "fit(theta, y, x=simulations_at_theta)."
             )
         simulator = CheckedSimulator(self.simulator, None)
         return sum(_in_parts(h, simulator(theta)) for _ in range(self.num_targets)) / self.num_targets  # type: ignore[return-value]
 
     def _match(self, g: nn.Module, y: Tensor, targets: Tensor, show_progress_bars: bool) -> dict[str, list[float]]:
-        """Fine-tune g to give `targets` for `y`; the loss is in units of the targets' variance."""
+        """Fit g(y) to `targets`; the loss is in units of the targets' variance."""
         unit = targets.var(0).sum()
-        # pairs at one θ, simulated without noise, have one target: any unit does
+        # pairs at a single θ with a deterministic simulator share one target: the variance is 0
         unit = torch.where(unit > 0, unit, 1.0)
         g.requires_grad_(True)
 

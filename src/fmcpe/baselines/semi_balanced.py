@@ -1,4 +1,4 @@
-r"""A chain that answers by a mixture over simulations, weighted by optimal transport between real and simulated data.
+r"""A mixture of base posteriors over simulations, weighted by optimal transport between real and simulated data.
 
 For features \( a_i \) of n observations and \( b_k \) of K simulations, the plan solves
 
@@ -10,9 +10,9 @@ where \( C_{ik} = |a_i - b_k|^2 \), \( u, v \) uniform: entropic, *semi-balanced
 \[ \psi_k \leftarrow -\tau \log \textstyle\sum_i u_i e^{\varphi_i - C_{ik}/\gamma}, \quad
    \varphi_i = -\log \textstyle\sum_k v_k e^{\psi_k - C_{ik}/\gamma}, \quad \tau = \rho / (\rho + \gamma). \]
 
-POT's solver of this problem (`ot.unbalanced`, ``reg_m=(inf, rho)``) forms \( e^{-C/\gamma} \) and loses far points to underflow
-where γ is small. Here ψ is absorbed into a row-normalised kernel, which a softmax gives exactly, and iterations are products
-with that kernel. The tests compare the two where both converge.
+POT's solver of this problem (`ot.unbalanced`, ``reg_m=(inf, rho)``) forms \( e^{-C/\gamma} \), which underflows at far points
+if γ is small. Here ψ is absorbed into a row-normalised kernel, computed as a softmax, and each iteration multiplies by that
+kernel. The tests compare the two where both converge.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from fmcpe.candidates.base import Shared, Transported, base_of
 from fmcpe.spaces import FlatStandardiser, ParameterSpace
 
 NEGLIGIBLE = 1e-6
-"""Mass of the lightest components of a mixture that its density leaves out."""
+"""Total weight of the smallest components that the density of the mixture omits."""
 
-_ABSORB = 20.0  # ψ may move so far from the value in the kernel: e^20 is safe in single precision
-_FLOOR = 1e-30  # of column sums, where all of a column has underflown; the next absorption lifts it
+_ABSORB = 20.0  # largest |ψ - absorbed ψ|: e^20 is safe in single precision
+_FLOOR = 1e-30  # of column sums that underflow; the next absorption restores them
 
 
 def relative_costs(a: Tensor, b: Tensor) -> Tensor:
-    """|a_i - b_k|² less a number for each row, for a (n, d) and b (K, d): (n, K).
+    """|a_i - b_k|² up to a constant per row, for a (n, d) and b (K, d): (n, K).
 
-    A plan with exact rows does not depend on what is added to a row. Without |a_i|², an observation far from all simulations
-    does not drown the differences between them in rounding.
+    A plan with exact rows is invariant to row constants. Omitting |a_i|² avoids cancellation for observations far from all
+    simulations.
     """
     centre = b.mean(0)
     a, b = a - centre, b - centre
@@ -52,22 +52,22 @@ def relative_costs(a: Tensor, b: Tensor) -> Tensor:
 def semi_balanced_rows(
     cost: Tensor, gamma: float, rho: float, tolerance: float = 1e-3, max_iterations: int = 2000
 ) -> Tensor:
-    """The rows of the plan, each divided by its mass: (n, K), every row a distribution over the columns.
+    """The normalised rows of the plan, (n, K): every row is a distribution over the columns.
 
     Args:
-        cost: C, (n, K), each row up to a constant; its type is the precision.
+        cost: C, (n, K), each row up to a constant; its dtype sets the precision.
         gamma: Weight γ of the entropy.
         rho: Weight ρ of the columns' divergence from uniform; infinite for exact columns, 0 for free ones.
-        tolerance: Largest mean |change of ψ|, weighted by the columns' masses, at which ψ is taken to be fixed: about the
-            relative error of a weight.
-        max_iterations: Products with the kernel after which a warning is given.
+        tolerance: Iteration stops at this mean |change of ψ|, weighted by the columns' masses: about the relative error of a
+            weight.
+        max_iterations: Number of iterations after which a warning is given.
     """
     n, size = cost.shape
     scores = cost / -gamma
     if rho == 0:
         return scores.softmax(1)
     tau = 1.0 if math.isinf(rho) else rho / (rho + gamma)
-    # where columns are nearly exact the plain iteration is slow: longer steps, as long as they do not overshoot
+    # the plain iteration is slow where columns are nearly exact: over-relax as long as the error does not grow
     relaxation = 1.0 if tau < 0.95 else 1.5
     absorbed = torch.zeros(size, dtype=cost.dtype, device=cost.device)
     psi, kernel = absorbed, scores.softmax(1)
@@ -78,11 +78,11 @@ def semi_balanced_rows(
             absorbed, shift = psi, torch.zeros_like(psi)
             kernel = torch.softmax(scores + absorbed, 1)
         v = shift.exp()
-        columns = kernel.T @ (1 / (kernel @ v).clamp_min(_FLOOR))  # of the plan, over v_k / n
+        columns = kernel.T @ (1 / (kernel @ v).clamp_min(_FLOOR))  # column sums of the plan, divided by v_k / n
         mass = columns * v / n
         target = tau * (absorbed - (columns * (size / n)).clamp_min(_FLOOR).log())
-        # ψ is defined up to a constant where τ = 1, and its constant is the slowest to settle where τ is near 1: what
-        # counts is how the weights within a row change
+        # τ = 1 defines ψ up to a constant, which also converges slowest for τ near 1: the error counts changes of the
+        # weights within a row only
         step = target - psi
         before, error = error, float((mass * (step - (mass * step).sum()).abs()).sum())
         relaxation = relaxation if error < 2 * before else 1.0
@@ -91,8 +91,8 @@ def semi_balanced_rows(
             break
     else:
         warnings.warn(
-            f"the transport plan has not settled after {max_iterations} iterations (error {error:.1e}); a smoother plan was "
-            f"expected. Try a larger gamma than {gamma:g} or a smaller rho than {rho:g}.",
+            f"Expected the transport plan to converge in {max_iterations} iterations, got an error of {error:.1e}. "
+            f"Try a larger gamma than {gamma:g} or a smaller rho than {rho:g}.",
             FMCPEWarning,
             stacklevel=3,
         )
@@ -100,17 +100,17 @@ def semi_balanced_rows(
 
 
 class TransportMixture(Transported):
-    r"""\( p(\theta | y_i) = \sum_k w_{ik}\, \hat p(\theta | x_k) \), the weights from the transport of a batch to a pool.
+    r"""\( p(\theta | y_i) = \sum_k w_{ik}\, \hat p(\theta | x_k) \), with weights from the transport of a batch to a pool.
 
-    The plan is one for a whole batch, and the batch is always joined by the calibration observations, so that a single
-    observation has company. Entropy and relaxation are in units of the mean cost between two simulations, so that neither
-    depends on the units of the features.
+    One plan is solved for a whole batch, extended by the calibration observations so that a single observation has a batch
+    too. Entropy and relaxation are in units of the mean cost between two simulations, so they do not depend on the units of
+    the features.
 
     Args:
         base: The base posterior \( \hat p(\theta | x) \), as a function of its summary.
         space: Physical θ <-> z.
         g: Features of real observations, (B, ...) -> (B, d).
-        pool: Simulations as `base` takes them, (K, ...).
+        pool: Simulations in the form that `base` takes, (K, ...).
         features: Their features, (K, d).
         company: Features g(y) of the calibration observations, (N, d).
         gamma: Weight of the entropy.
@@ -143,19 +143,19 @@ class TransportMixture(Transported):
 
     @torch.no_grad()
     def plan(self, y: Tensor) -> Tensor:
-        """The weights over the pool of each observation of a batch, (B, K): one plan for the batch and its company."""
+        """Weights of each observation over the pool, (B, K), from one plan for the batch and the calibration observations."""
         batch = torch.cat([self.g(rows) for rows in y.split(2000)])
-        # the mean of |b_k - b_l|² is twice the variance: known without forming the matrix
+        # the mean of |b_k - b_l|² is twice the variance, so the matrix is not needed
         unit = 2 * float(self.features.var(0).sum())
         cost = relative_costs(torch.cat([batch, self.company]), self.features)
         return semi_balanced_rows(cost, self.gamma * unit, self.rho * unit)[: y.shape[0]]
 
     def source(self, y: Tensor, n: int) -> Tensor:
-        """Simulations of the pool by weight, (B, n, ...)."""
+        """Simulations drawn from the pool by weight, (B, n, ...)."""
         return self.pool[torch.multinomial(self.plan(y), n, replacement=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        """The mixture is summed, not drawn: all components but a negligible mass."""
+        """Log density: a sum over all components but those of negligible weight."""
         rows = []
         for row, each in zip(self.plan(y), z, strict=True):
             descending, order = row.sort(descending=True)

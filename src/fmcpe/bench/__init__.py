@@ -1,4 +1,4 @@
-"""The experiments of the paper: what to run (`plan`), what was found (`store`), how it is run (`run`), what it says (`report`).
+"""The paper's experiments: plans (`plan`), execution (`run`), storage (`store`) and the report (`report`).
 
-Nothing here imports torch until a unit is performed, so that asking how a run is doing takes no time.
+Torch is imported only when a unit is performed, so that ``fmcpe bench status`` starts quickly.
 """

@@ -1,9 +1,9 @@
-"""What the paper says in one sentence each, and whether our numbers say the same: counted, not judged by eye.
+"""The paper's claims, and whether our numbers agree with them.
 
-Each check counts comparisons. All of them: the numbers agree; none or less than half: they don't; in between: in part. A
-comparison whose numbers are missing does not count, and a claim without any is "not run". A claim that says two things is
-checked only if both were measured: "improves with pairs" needs several sizes. Tasks and sizes are those of the
-plan, so that "the most pairs" are the plan's; while units of the plan are missing, a verdict is one "so far".
+Each check counts comparisons: a claim "agrees" if all hold, "agrees in part" if at least half do, and otherwise "does not
+agree". Comparisons with missing numbers are not counted; a claim without any is "not run". A claim of several parts is
+checked only if all were measured: "improves with pairs" needs several sizes. Tasks and sizes are the plan's, so that "the
+most pairs" means the plan's largest size; while units are missing, verdicts are marked "so far".
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fmcpe.bench.results import Results
 from fmcpe.bench.units import titled
 
 Check = Callable[[Results, str], Iterator[bool | None]]
-"""(results, our variant of the method) -> one answer per comparison, None where a number is missing."""
+"""(results, variant of the method) -> one answer per comparison, None if a number is missing."""
 
 OF_MAIN = ("corner", "posterior-level", "all-metrics", "before-after")
-"""Sections of the report that are made of the experiment `main`; every other is named by its experiment."""
+"""Sections of the report that show the experiment `main`; any other section has the name of its experiment."""
 
 VARIANTS = {"fmcpe-paper": "the paper's recipe", "fmcpe": "the default recipe"}
 
@@ -34,10 +34,10 @@ class Verdict:
 
     Args:
         agree: Comparisons that agree.
-        of: Comparisons whose numbers are there.
-        so_far: How much of the experiment is done, in words; nothing if all of it is.
-        lacking: The part of the claim that was not measured while others were, in words.
-        tasks: The tasks that were compared on, in words.
+        of: Comparisons with all their numbers.
+        so_far: Progress of the experiment, as text; empty if it is complete.
+        lacking: Parts of the claim that were not measured, as text, if other parts were.
+        tasks: Tasks of the comparisons, as text.
     """
 
     agree: int
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """Agreement in a word."""
+        """The verdict as a short text."""
         if not self.of:
             return "not run"
         if self.lacking:
@@ -68,14 +68,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper.
+    """A claim of the paper.
 
     Args:
-        section: Where in the report it stands.
+        section: Section of the report.
         says: The claim.
-        counts: What is compared.
-        check: The comparisons, or those of each part of the claim by the part's name.
-        variants: The variants of the method that it is checked for.
+        counts: Description of the comparisons.
+        check: The comparisons, or a mapping from the parts of the claim to theirs.
+        variants: Variants of the method to check.
     """
 
     section: str
@@ -86,7 +86,7 @@ class Claim:
 
     @property
     def experiment(self) -> str:
-        """The experiment whose numbers it is checked with."""
+        """The experiment that provides the numbers."""
         return "main" if self.section in OF_MAIN else self.section
 
     def verdict(self, results: Results, variant: str) -> Verdict:
@@ -107,7 +107,7 @@ def _less(a: float, b: float) -> bool | None:
 def _against(
     results: Results, experiment: str, variant: str, others: Iterable[str], metrics: Iterable[str], sizes: str = "all"
 ) -> Iterator[bool | None]:
-    """The variant's mean is lower than each other method's, for every task, size and metric."""
+    """Whether the variant's mean is lower than each other method's, for every task, size and metric."""
     others, metrics, every = tuple(others), tuple(metrics), results.sizes(experiment)
     chosen = {"all": every, "few": [size for size in every if size <= 50], "most": every[1:][-1:]}[sizes]
     for task in results.tasks(experiment):
@@ -119,7 +119,7 @@ def _against(
 
 
 def _falls(results: Results, experiment: str, variant: str, metrics: Iterable[str]) -> Iterator[bool | None]:
-    """A metric is lower with the most pairs than with the fewest."""
+    """Whether a metric is lower with the most pairs than with the fewest."""
     sizes = results.sizes(experiment)
     for task in results.tasks(experiment) if len(sizes) > 1 else []:
         for metric in metrics:
@@ -138,7 +138,7 @@ def _beats_one(
 
 
 def _beats(experiment: str, others: Iterable[str], metrics: tuple[str, ...]) -> dict[str, Check]:
-    """A part of a claim for each method that it names: the claim's method has lower metrics."""
+    """One part of a claim per other method: the variant has lower metrics."""
     return {
         f"the comparison with {other}": partial(_beats_one, experiment=experiment, other=other, metrics=metrics)
         for other in others
@@ -150,7 +150,7 @@ def _recovers(results: Results, variant: str) -> Iterator[bool | None]:
 
 
 def _mfnpe_misses(results: Results, variant: str) -> Iterator[bool | None]:
-    """MF-NPE's 90 % intervals hold the true parameter in less than 90 % of cases."""
+    """Whether MF-NPE's 90 % intervals contain the true parameter in less than 90 % of cases."""
     for task in results.tasks("main"):
         for size in [size for size in results.sizes("main") if size <= 50]:
             coverage = results.mean("main", task, "mf-npe", size, "coverage_90")
@@ -158,7 +158,7 @@ def _mfnpe_misses(results: Results, variant: str) -> Iterator[bool | None]:
 
 
 def before(results: Results, task: str, variant: str) -> str:
-    """The uncorrected posterior that a variant corrects: the default recipe's is domain-randomised where that differs."""
+    """The uncorrected posterior of a variant; the default recipe's is trained with domain randomisation if that differs."""
     own = "npe-randomised" in results.methods("main", task) and "-paper" not in variant
     return "npe-randomised" if own else "npe"
 
@@ -193,7 +193,7 @@ def _calibration_grows(results: Results, variant: str) -> Iterator[bool | None]:
 
 
 def _joint_training(results: Results, variant: str) -> Iterator[bool | None]:
-    """Better, or equivalent: within one standard error of the difference."""
+    """Whether joint training is better or equivalent, i.e. within one standard error of the difference."""
     for task in results.tasks("ablation"):
         for size in results.sizes("ablation"):
             for metric in ("joint_w2", "joint_c2st"):
@@ -217,7 +217,7 @@ def _x_only_is_worse_with_many(results: Results, variant: str) -> Iterator[bool 
 
 
 def _gap_widens(results: Results, variant: str) -> Iterator[bool | None]:
-    """From each α to the next, the x-map alone falls further behind, relatively."""
+    """Whether the relative gap of the x-map alone grows from each α to the next."""
     gaps = []
     for task in results.tasks("independence"):
         full, alone = (
@@ -271,7 +271,7 @@ def _best_rate(results: Results, variant: str) -> Iterator[bool | None]:
 
 
 def _clipping_is_idle(results: Results, variant: str) -> Iterator[bool | None]:
-    """At each rate, clipping moves joint W2 by less than the rate does at a fixed clipping."""
+    """Whether, at each rate, joint W2 varies less with clipping than it does with the rate."""
     for task in results.tasks("sensitivity"):
         grid = _grid(results, task)
         rates, clips = ({key[i] for key in grid} for i in (0, 1))

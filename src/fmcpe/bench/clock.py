@@ -1,8 +1,7 @@
-"""Where the time of a fit goes: gradient steps, base draws, x-transport, simulation, closed forms, scoring.
+"""A profile of a fit: seconds in gradient steps, base draws, x-transport, simulation, closed forms and scoring.
 
-The library's functions are wrapped from outside for the length of one fit, so that nothing in the method knows it is being
-timed. Each moment counts for the innermost wrapped function that is running, but for "scoring", which keeps what happens
-inside it. What no wrapped function accounts for is "other".
+The library's functions are wrapped during one fit, so that the method contains no timing code. Time counts for the innermost
+wrapped function, except that "scoring" includes the calls inside it. The remainder is "other".
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _WRAPPED = (
     ("scoring", "fmcpe.stacking", "stack_weights"),
     ("scoring", "fmcpe.stacking", "recalibration"),
 )
-"""What counts for which part; a name that is not there in this version is skipped."""
+"""Functions of each part; names that this version does not have are skipped."""
 
 
 class Clock:
-    """Seconds by part, of the code between `started` and now."""
+    """Seconds by part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._stack, self._since = ["other"], time.perf_counter()
 
     def timed(self, part: str, function: Callable) -> Callable:
-        """`function`, its time counting for `part`."""
+        """`function`, wrapped so that its time counts for `part`."""
 
         @functools.wraps(function)
         def wrapper(*arguments: Any, **options: Any) -> Any:
@@ -68,7 +67,7 @@ class Clock:
 
 @contextmanager
 def timed_parts() -> Iterator[Clock]:
-    """Wrap the library's functions while the block runs; the clock has the seconds afterwards."""
+    """Wrap the library's functions during the block; afterwards the clock holds the seconds."""
     clock, undo = Clock(), []
     try:
         for part, module, path in _WRAPPED:
@@ -84,7 +83,7 @@ def timed_parts() -> Iterator[Clock]:
             inherited = isinstance(owner, type) and name not in vars(owner)
             undo.append((owner, name, None if inherited else getattr(owner, name)))
             setattr(owner, name, clock.timed(part, getattr(owner, name)))
-        clock._since = time.perf_counter()  # what was imported up to here is nobody's time
+        clock._since = time.perf_counter()  # exclude the imports above
         yield clock
     finally:
         clock._switch()

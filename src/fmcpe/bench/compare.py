@@ -1,4 +1,4 @@
-"""What changed between two runs: units that both have, metric by metric, and what only one has."""
+"""Comparison of two runs: metrics of their common units, and units that only one has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPARED = (*METRICS, "fit_seconds", "inference_seconds")
 
 
 def compare(a: str | Path, b: str | Path) -> str:
-    """B against A, as text."""
+    """Compare run B with run A, as text."""
     first, second = Results.read(a), Results.read(b)
     done = [{key: row for key, row in results.rows.items() if row.status == "done"} for results in (first, second)]
     shared = [key for key in done[0] if key in done[1]]
@@ -38,7 +38,7 @@ def compare(a: str | Path, b: str | Path) -> str:
         change = after.mean() - before.mean()
         relative = f"{100 * change / abs(before.mean()):+.1f} %" if before.mean() else ""
         rows.append([*group, number(float(before.mean())), number(float(after.mean())), relative, str(len(pairs))])
-    lines.append(f"{same} means are the same to the last digit, {len(rows)} changed")
+    lines.append(f"{same} means are identical, {len(rows)} changed")
     if rows:
         header = ["task", "method", "pairs", "metric", "A", "B", "change", "sets"]
         lines.append("\n" + Table("compare", "Means over calibration sets", header, rows).as_text())

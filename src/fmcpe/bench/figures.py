@@ -1,4 +1,4 @@
-"""The paper's figures, from what a run directory holds. Each function gives None where there is nothing to draw."""
+"""The paper's figures, from a run directory. Each function returns None if there is nothing to plot."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ COLORS = {
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
 }  # fmt: skip
-"""Okabe and Ito's, which colour-blind readers can tell apart; a method has the same colour in every figure."""
+"""The colour-blind-safe palette of Okabe and Ito; a method has the same colour in every figure."""
 
 
 PAPERS_OWN = {"joint_w2": "w2", "joint_c2st": "c2st"}
-"""On `gaussian`, figure 2 of the paper has metrics of the posterior in place of the joint ones."""
+"""On `gaussian`, figure 2 of the paper shows posterior-level metrics in place of the joint ones."""
 
 
 def box_plots(
@@ -41,18 +41,17 @@ def box_plots(
     as_figure_2: bool = False,
     over_observations: bool = False,
 ) -> Figure | None:
-    """Boxes over calibration sets (quartiles, whiskers to the ends): metrics as rows, tasks as columns, methods side by side.
+    """Box plots over calibration sets (quartiles, whiskers at the extremes): metrics as rows, tasks as columns.
 
-    Methods without pairs are horizontal lines, and so is the reference posterior: the floor.
+    Methods without pairs and the reference posterior (the floor) are horizontal lines.
 
     Args:
         results: The run.
         experiment: The experiment.
         metrics: Metrics.
         methods: Methods; all of them if None.
-        as_figure_2: Show C2ST and W2 to the exact posterior on `gaussian`, as the paper does, in place of the joint ones.
-        over_observations: Boxes over the observations that are compared with the reference posterior, each one's mean over
-            the calibration sets.
+        as_figure_2: On `gaussian`, show C2ST and W2 to the exact posterior in place of the joint ones, as the paper does.
+        over_observations: Boxes over the observations that have a reference posterior, each averaged over calibration sets.
     """
     tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment)
     known = [m for m in results.methods(experiment, done=True) if methods is None or m in methods]
@@ -101,7 +100,7 @@ def _boxes(
         values = [v for v in values if len(v)]
         if not values:
             continue
-        # drawn by hand: matplotlib's box plots are eight artists per box, and a page has hundreds of boxes
+        # matplotlib's box plots create eight artists per box, too many for hundreds of boxes
         low, middle, high = (np.array([np.quantile(v, q) for v in values]) for q in (0.25, 0.5, 0.75))
         color = COLORS[method]
         axes.bar(at, high - low, 0.85 * width, low, color=color, alpha=0.45, lw=0)
@@ -123,14 +122,14 @@ def _boxes(
 
 
 def _by_observation(results: Results, experiment: str, task: str, method: str, size: int, metric: str) -> np.ndarray:
-    """A metric for each observation, mean over calibration sets."""
+    """A metric per observation, averaged over calibration sets."""
     found = [each_observation(row, metric) for row in results.select(experiment, task, method, size)]
     found = [values for values in found if len(values)]
     return np.mean(found, axis=0) if found else np.empty(0)
 
 
 def corners(results: Results, task: str, size: int, methods: Sequence[str]) -> Figure | None:
-    """Kernel-density corner plot of several methods for the first test observation, first calibration set."""
+    """Corner plot of several methods for the first test observation and calibration set."""
     draws, truth, names = {}, None, None
     for method in methods:
         rows = [row for row in results.select("main", task, method, size) if row.unit.set == 0]
@@ -163,7 +162,7 @@ def _sbc_result(counted: np.ndarray, sbc: dict[str, Any]) -> SBCResult:
 
 
 def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure | None:
-    """Mean ± deviation over calibration sets against the number of pairs: metrics as columns, tasks as rows."""
+    """Mean ± standard deviation over calibration sets by number of pairs: metrics as columns, tasks as rows."""
     tasks, sizes = results.tasks(experiment, done=True), results.sizes(experiment, done=True)
     methods = results.methods(experiment, done=True)
     if not tasks or not sizes:
@@ -196,7 +195,7 @@ def lines(results: Results, experiment: str, metrics: Sequence[str]) -> Figure |
 
 
 def sensitivity(results: Results, task: str) -> Figure | None:
-    """Joint W2 and MMD² against the learning rate, a line per clipping."""
+    """Joint W2 and MMD² by learning rate, one line per clipping threshold."""
     rows = results.select("sensitivity", task, "fmcpe-paper", None)
     rates, clips = (sorted({dict(row.unit.recipe)[name] for row in rows}) for name in ("learning_rate", "clip"))
     if not rows:
@@ -224,7 +223,7 @@ def sensitivity(results: Results, task: str) -> Figure | None:
 
 
 def breakdown(results: Results) -> Figure | None:
-    """Where the time of a fit goes, a bar for each recipe, task and size."""
+    """Fit time by part, one bar per recipe, task and size."""
     tasks, sizes = results.tasks("timing", done=True), results.sizes("timing")
     bars = {
         (task, size, method): results.select("timing", task, method, size)

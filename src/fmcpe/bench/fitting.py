@@ -1,4 +1,4 @@
-"""The method of a unit, fitted: `fmcpe.bench.methods`, with the unit's budget."""
+"""Fitting the method of a unit: `fmcpe.bench.methods` with the unit's budget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def fitted(unit: Unit, task: Task, base: Any, wrap: Callable[[Callable], Callable] | None = None) -> Any:
-    """The posterior that the unit's method makes of its calibration pairs.
+    """Fit the unit's method to its calibration pairs and return the posterior.
 
     Args:
-        unit: What is asked for.
+        unit: The unit.
         task: Its task.
-        base: Its base posterior, where it has one.
-        wrap: Applied to the simulator that the method is given, to take its time.
+        base: Its base posterior, if it has one.
+        wrap: Applied to the simulator, to time it.
     """
     theta, y = task.calibration_set(unit.pairs, unit.set) if unit.pairs else (None, None)
     method = build(unit, task, base)
@@ -43,7 +43,7 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
     if ":" in unit.method:
         return own_method(unit.method, base, task)
     if unit.method not in METHODS:
-        raise ValueError(f"there is no method named {unit.method!r}; see fmcpe.bench.plan.METHODS.")
+        raise ValueError(f"Expected one of {', '.join(METHODS)}, got method {unit.method!r}. Pass --method fmcpe.")
     with seeded(unit.seed):
         simulations = None
         if unit.method in SIMULATION_TRAINED and task.simulation_prior is not task.prior:
@@ -59,9 +59,8 @@ def build(unit: Unit, task: Task, base: Any) -> Any:
 
 
 def own_method(path: str, base: Any, task: Task) -> Any:
-    """A method of somebody's own, ``package.module:Name``, called with those of its arguments that we know by name.
-
-    These are ``posterior``, ``simulator``, ``prior`` and ``embedding_net``.
+    """A user-defined method ``package.module:Name``, called with those of ``posterior``, ``simulator``, ``prior`` and
+    ``embedding_net`` that it takes.
     """
     factory = own_factory(path)
     known = {"posterior": base, "simulator": task.simulator, "prior": task.prior, "embedding_net": task.embedding_net()}
@@ -70,7 +69,7 @@ def own_method(path: str, base: Any, task: Task) -> Any:
 
 
 def own_factory(path: str) -> Callable[..., Any]:
-    """What ``package.module:Name`` names."""
+    """The object that ``package.module:Name`` names."""
     module, _, name = path.partition(":")
     try:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -83,7 +82,7 @@ def own_factory(path: str) -> Callable[..., Any]:
 
 
 class _OwnMethod:
-    """A method with ``fit(theta, y)``, as the benchmark calls methods."""
+    """Adapter of a method with ``fit(theta, y)`` to the benchmark's interface."""
 
     def __init__(self, method: Any) -> None:
         self.method = method
@@ -97,7 +96,7 @@ class _OwnMethod:
 
 
 class _OneByOne:
-    """A posterior with ``sample(sample_shape, x=)``, asked about one observation after the other."""
+    """Adapter of a posterior with ``sample(sample_shape, x=)``, called once per observation."""
 
     def __init__(self, posterior: Any) -> None:
         self.posterior = posterior
@@ -110,9 +109,9 @@ class _OneByOne:
 
 
 def recipe_of(method: str, changed: dict[str, Any]) -> Stack | Paper:
-    """The recipe of a method's name, with some fields changed; fields that it does not have are left out.
+    """The recipe of a method, with some fields changed; fields that it does not have are ignored.
 
-    Of a `Stack`, ``epochs`` is the number of gradient steps of every candidate that takes some.
+    For a `Stack`, ``epochs`` sets the number of gradient steps of every candidate that has one.
     """
     from fmcpe import Paper, Stack
 

@@ -1,4 +1,4 @@
-"""The default recipe against what is asked of it, against every other method, and against the paper's recipe in time."""
+"""The default recipe compared with its targets, with every other method, and in time with the paper's recipe."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fmcpe.bench.units import titled
 
 Range = tuple[float | None, float | None]
 
-TARGETS: dict[tuple[str, str], tuple[Range, ...]] = {  # (task, metric) -> by paper.SIZES, lowest and highest asked for
+TARGETS: dict[tuple[str, str], tuple[Range, ...]] = {  # (task, metric) -> by paper.SIZES, lowest and highest target
     ("gaussian", "c2st"): ((None, 0.97), (None, 0.68), (None, 0.57), (None, 0.53)),
     ("gaussian", "coverage_90"): ((0.80, None), (0.86, 0.95), (0.87, 0.93), (0.88, 0.92)),
     ("pendulum", "energy"): ((None, 0.55), (None, 0.40), (None, 0.28), (None, 0.18)),
     ("pendulum", "coverage_80"): ((0.70, None), (0.72, 0.88), (0.74, 0.86), (0.75, 0.85)),
 }
 EACH_PARAMETER = (("pendulum", "coverage_80"),)
-"""Targets that every parameter has to meet; elsewhere the mean over parameters is judged."""
+"""Targets that every parameter must meet; for other targets, the mean over parameters counts."""
 
 SHARE = (0.9, 0.9, 0.9, 1.0)
-"""On the tunnels, by paper.SIZES: energy score at most so much of the best of RIVALS."""
+"""Target on the tunnels, by paper.SIZES: largest ratio of the energy score to the best of RIVALS."""
 RECIPES = ("fmcpe", "fmcpe-paper")
 RIVALS = ("dpe", "mf-npe", "rope", "fmcpe-paper")
 
@@ -99,7 +99,7 @@ def _judged(results: Results, task: str, size: int, metric: str, mine: np.ndarra
 
 
 def _each(results: Results, task: str, size: int, metric: str) -> list[float]:
-    """Coverage of each parameter, mean over calibration sets."""
+    """Coverage of each parameter, averaged over calibration sets."""
     level = f"{int(metric[9:]) / 100:g}"
     found = [row.metrics["coverage"][level] for row in results.select("frontier", task, "fmcpe", size)]
     return np.mean(found, axis=0).tolist()
@@ -110,7 +110,7 @@ def _yes(answer: bool) -> str:
 
 
 def speed_table(results: Results) -> Table:
-    """The default recipe's times against the paper's recipe's."""
+    """Times of the default recipe relative to the paper's recipe."""
     rows = []
     for task in results.tasks("speed"):
         for size in results.sizes("speed"):
@@ -126,9 +126,9 @@ def speed_table(results: Results) -> Table:
         "inference, s", "ratio", "1000 draws for one y, ms", "where the fit goes",
     ]  # fmt: skip
     note = so_far(results, "speed") + (
-        "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. A fit that keeps a closed form "
-        "has hardly any gradient steps of its own to be compared with. Inference: one draw for each "
-        f"of many observations. {budgets(results, 'speed')}"
+        "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. A fit that selects a closed "
+        "form takes few gradient steps, so its ratio to them is large. Inference: one draw for each of many observations. "
+        f"{budgets(results, 'speed')}"
     )
     return Table("speed", "Speed of the default recipe", header, rows, note)
 

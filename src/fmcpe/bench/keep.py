@@ -1,4 +1,4 @@
-"""What is kept of a run for others to read: the page, every table as CSV and as text, every number."""
+"""Export of a run: the page, all tables as CSV and text, and all numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def keep(directory: str | Path, target: str | Path, preset: str | None = None) -
 
     Args:
         directory: The run directory.
-        target: The folder; made where it is missing. Files of the same names are replaced.
-        preset: The preset that is wanted; the most complete one of each experiment if None.
+        target: The folder; created if missing. Existing files of the same names are replaced.
+        preset: The preset to export; the most complete one of each experiment if None.
 
     Returns:
-        The files: the page, a CSV file for each table and each experiment, and all tables as text.
+        The files: the page, one CSV file per table and per experiment, and all tables as text.
     """
     results, folder = Results.read(directory, preset), Path(target)
     folder.mkdir(parents=True, exist_ok=True)

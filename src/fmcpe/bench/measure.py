@@ -1,8 +1,8 @@
-"""The numbers of one posterior on held-out real pairs.
+"""Metrics of one posterior on held-out real pairs.
 
-Joint metrics compare (θ_j, y_j) with (θ̂_j, y_j), one draw for each test pair, with θ freed of its bounds and both
-standardised by the true pairs' statistics. Posterior-level metrics compare draws with the reference posterior's, for a few
-test observations, in the same θ. The energy score is in that θ too; MSE, coverage and ranks are of physical θ.
+Joint metrics compare (θ_j, y_j) with (θ̂_j, y_j), one draw per test pair, with θ unconstrained and both standardised by the
+statistics of the true pairs. Posterior-level metrics compare draws with those of the reference posterior for a few test
+observations, in the same space. The energy score is in unconstrained θ too; MSE, coverage and ranks are in physical θ.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TEST_SEED = 0
-"""Of the test pairs, the same for every method and calibration set."""
+"""Seed of the test pairs, the same for every method and calibration set."""
 
 Draw = Callable[[int, Tensor], Tensor]
 """(number of draws, observations) -> (draws, observations, p)."""
 
 
 def measured(draw: Draw, task: Task, evaluation: Evaluation, seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Metrics of a posterior, and the arrays that figures are made of."""
+    """Metrics of a posterior, and the arrays for figures."""
     theta, y = task.test_set(min(evaluation.test, task.test_limit or evaluation.test), TEST_SEED)
     space = standard_space(task)
     with seeded(derive(seed, "bench", "draws")):
@@ -84,7 +84,7 @@ def _joint(z: Tensor, z_true: Tensor, y: Tensor, task: Task, seed: int) -> dict[
 def _against_reference(
     draw: Draw, task: Task, y: Tensor, space: ParameterSpace, evaluation: Evaluation, seed: int, arrays: dict[str, Any]
 ) -> dict[str, Any]:
-    """C2ST, W2 and MMD² to the reference posterior, and draws for the first observation, physical."""
+    """C2ST, W2 and MMD² to the reference posterior, and draws of physical θ for the first observation."""
     observations, number = y[: evaluation.reference], evaluation.reference_draws
     with seeded(derive(seed, "bench", "reference draws")):
         draws = draw(number, observations)
@@ -108,19 +108,19 @@ def _against_reference(
 
 @lru_cache(maxsize=64)
 def _exact(task: Task, index: int, number: int) -> Tensor:
-    """Draws of the reference posterior of a test observation: the same for every method that a process measures."""
+    """Draws of the reference posterior of a test observation, cached for all methods of a process."""
     y = task.test_set(index + 1, TEST_SEED)[1][index]
     return task.reference_posterior(y).sample((number,), seed=1000 + index)
 
 
 def standard_space(task: Task) -> ParameterSpace:
-    """Unconstrained θ, standardised by the prior's own statistics: the same for every method."""
+    """Unconstrained θ, standardised by the prior: the same for every method."""
     with seeded(0):
         return ParameterSpace(task.prior, task.prior.sample(torch.Size((5000,))).float())
 
 
 def reference_draws(task: Task) -> Draw:
-    """The reference posterior as something to draw from."""
+    """A `Draw` from the reference posterior."""
 
     def draw(number: int, y: Tensor) -> Tensor:
         seeds = torch.randint(2**31, (len(y),)).tolist()

@@ -1,13 +1,12 @@
-"""Every method that is compared, by the name it has in tables: the baselines, and FMCPE with its ablations.
+"""The methods of the benchmark by name: the baselines, and FMCPE with its ablations.
 
-``METHODS[name](base, task, simulations)`` gives something with ``.fit(theta, y, seed=..., show_progress_bars=...)``, whatever
-the method needs: the base posterior, the task's simulator, its prior and its embedding, or simulations that were run before.
-Nothing is trained before `fit`.
+``METHODS[name](base, task, simulations)`` returns an object with ``fit(theta, y, seed=..., show_progress_bars=...)``. The base
+posterior, the task and existing simulations provide everything that a method needs; training happens in `fit`.
 
 | name | |
 | --- | --- |
 | ``npe`` | the base posterior at y |
-| ``npe-randomised`` | the same, of the default recipe's domain-randomised base posterior |
+| ``npe-randomised`` | the domain-randomised base posterior of the default recipe at y |
 | ``dpe`` | trained on the pairs alone |
 | ``mf-npe`` | the base posterior, fine-tuned on the pairs |
 | ``rope`` | mixture over simulations by optimal transport |
@@ -38,12 +37,12 @@ Simulations = tuple[Tensor, Tensor]
 
 
 class Method(Protocol):
-    """What `METHODS` gives."""
+    """Interface of the methods in `METHODS`."""
 
     def fit(
         self, theta: Any, y: Any, *, seed: int | None = None, show_progress_bars: bool = True
     ) -> CorrectedPosterior:
-        """A posterior from calibration pairs."""
+        """Fit to calibration pairs and return the posterior."""
         ...
 
 
@@ -78,7 +77,7 @@ def _jnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Meth
 
 
 def _from_simulation_prior(task: Task, simulations: Simulations | None, number: int = 50_000) -> Simulations | None:
-    """Those that came; else none, and the method simulates for itself, unless simulations have a prior of their own."""
+    """`simulations` if given; new ones if the simulation prior differs; else None, and the method simulates itself."""
     if simulations is not None or task.simulation_prior is task.prior:
         return simulations
     with seeded(0):
@@ -109,4 +108,4 @@ METHODS: dict[str, Factory] = {
 }
 
 WITHOUT_PAIRS = frozenset({"npe", "npe-randomised", "nnpe"})
-"""Methods whose answer is the same whatever the pairs are; a benchmark fits them once."""
+"""Methods that do not use the pairs; the benchmark fits them once."""

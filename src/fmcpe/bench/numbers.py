@@ -1,4 +1,4 @@
-"""Every unit of an experiment and every number of it, as a file for a spreadsheet."""
+"""All units of an experiment with all their numbers, as CSV."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RANK_COLUMNS = {
     "scale": "scale",
     "verdicts": "verdict",
 }
-"""What is kept of the rank statistics, one column per parameter; the bulky counts are left out."""
+"""Rank statistics to export, one column per parameter; counts are omitted for size."""
 
 
 def all_numbers(results: Results, experiment: str) -> str:
-    """A row per unit that is planned, done or not, as CSV."""
+    """One row per planned unit, done or not, as CSV."""
     rows = results.planned(experiment)
     numbers = [_flat(row.metrics) | _ranks(row) for row in rows]
     columns = list(dict.fromkeys(name for found in numbers for name in found))
@@ -42,7 +42,7 @@ def all_numbers(results: Results, experiment: str) -> str:
 
 
 def _ranks(row: Row) -> dict[str, Any]:
-    """Rank statistics by parameter: "sbc.p-value.omega", and of how many observations and draws."""
+    """Rank statistics by parameter, such as "sbc.p-value.omega", and the numbers of observations and draws."""
     found = row.metrics.get("sbc")
     if found is None:
         return {}
@@ -53,7 +53,7 @@ def _ranks(row: Row) -> dict[str, Any]:
 
 
 def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers, and lists of numbers by position; texts are left out."""
+    """Numbers, and lists of numbers by position, without texts."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         if isinstance(value, dict) and name != "sbc":

@@ -1,4 +1,4 @@
-"""The pieces of the report's HTML: everything inside the page, nothing fetched."""
+"""HTML of the report: one self-contained page without external resources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LARGEST_VECTOR, _DPI = 60_000, 120
-"""Bytes of a figure drawn as vectors, and dots per inch of one that would be larger."""
+"""Largest figure in bytes to embed as SVG, and dots per inch of the PNG otherwise."""
 
 STYLE = """
 :root { --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8; --link: #0b5cad; }
@@ -62,7 +62,7 @@ pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: 12.5
 
 
 def escape(text: object) -> str:
-    """Text as HTML."""
+    """Text, escaped for HTML."""
     return html.escape(str(text))
 
 
@@ -77,20 +77,20 @@ def page(title: str, links: Sequence[tuple[str, str]], body: str) -> str:
 
 
 def badge(verdict: Verdict) -> str:
-    """A verdict in colour and in words."""
+    """A verdict as a coloured label."""
     kinds = {"agrees": "agrees", "agrees in part": "part", "does not agree": "differs"}
     kind = kinds.get(verdict.word, "none")
     return f'<span class="badge {kind}">{escape(verdict)}</span>'
 
 
 def download(name: str, content: str, text: str) -> str:
-    """A link that holds the file."""
+    """A link that contains the file."""
     encoded = base64.b64encode(content.encode()).decode()
     return f'<a download="{escape(name)}" href="data:text/plain;charset=utf-8;base64,{encoded}">{escape(text)}</a>'
 
 
 def table_block(table: Table, name: str) -> str:
-    """A table with its downloads, folded away if it is large."""
+    """A table with its downloads, folded if it is large."""
     links = f"{download(name + '.csv', table.as_csv(), 'CSV')} · {download(name + '.tex', table.as_latex(), 'LaTeX')}"
     state = " open" if len(table.rows) <= 40 else ""
     return (
@@ -99,7 +99,7 @@ def table_block(table: Table, name: str) -> str:
 
 
 def figure_block(figure: Figure, caption: str) -> str:
-    """A figure inside the page: vectors that print well, or pixels where these are many. Narrow ones stand side by side."""
+    """An embedded figure: SVG, or PNG if the SVG is too large. Narrow figures are side by side."""
     vector, kind = io.BytesIO(), "svg+xml"
     figure.savefig(vector, format="svg")
     if len(vector.getvalue()) > _LARGEST_VECTOR:
@@ -125,7 +125,7 @@ def gallery_block(pictures: Sequence[tuple[str, str, bytes]], note: str) -> str:
 
 
 def title_of(results: Results) -> str:
-    """What the page is about."""
+    """Title of the page."""
     return (
         "fmcpe: the misspecification zoo"
         if set(results.presets) == {"zoo"}
@@ -134,7 +134,7 @@ def title_of(results: Results) -> str:
 
 
 def opening(results: Results) -> str:
-    """What this is, and what to know before reading on."""
+    """Title, progress and warnings."""
     states = [row.status for row in results.rows.values()]
     missing = [name for name in EXPERIMENTS if name not in results.presets]
     parts = [
@@ -145,8 +145,8 @@ def opening(results: Results) -> str:
     if "smoke" in results.presets.values():
         names = ", ".join(name for name, preset in results.presets.items() if preset == "smoke")
         parts.append(
-            f'<p class="warning">Preset <b>smoke</b> ({escape(names)}): networks are hardly trained. This page shows that '
-            "everything runs; its numbers and verdicts mean nothing.</p>"
+            f'<p class="warning">Preset <b>smoke</b> ({escape(names)}): networks are barely trained. This page shows that '
+            "everything runs; its numbers and verdicts are meaningless.</p>"
         )
     if results.stand_ins():
         parts.append(
@@ -170,12 +170,12 @@ def repeat(results: Results) -> str:
     failed = [(key, row) for key, row in results.rows.items() if row.status == "failed"]
     seconds = sum(row.seconds or 0 for row in results.rows.values())
     parts = [
-        '<section id="repeat"><h2>To repeat it</h2>',
+        '<section id="repeat"><h2>How to reproduce</h2>',
         f"<pre>{escape(chr(10).join(['pip install -c constraints.txt fmcpe', *commands]))}</pre>",
-        f"<p>{seconds / 3600:.1f} hours of work, added up over workers. {escape(_machines(results))}</p>",
+        f"<p>{seconds / 3600:.1f} hours of computation, summed over workers. {escape(_machines(results))}</p>",
         "<p>Seeds: base posteriors are trained with seed 0; calibration set <i>i</i> is the task's stream with seed <i>i</i>, "
-        "its smaller sets are prefixes, and the fit on it has seed <i>i</i>; test pairs come from the test stream with seed 0. "
-        "Each unit's settings and seeds are in <code>bench.sqlite</code>.</p>",
+        "smaller sets are its prefixes, and the fit has seed <i>i</i>; test pairs come from the test stream with seed 0. "
+        "Settings and seeds of each unit are in <code>bench.sqlite</code>.</p>",
         f"<p>Versions{'' if len(versions) < 2 else ' (several: the numbers may not be comparable)'}:</p>",
         *(f"<pre>{escape(text)}</pre>" for text in versions),
         f"<details><summary>Budgets of {escape(', '.join(used))}</summary>"
@@ -191,7 +191,7 @@ def repeat(results: Results) -> str:
 
 
 def _machines(results: Results) -> str:
-    """What the units were done on; how many on each, if there were several."""
+    """The machines of the run, with the number of units on each if there are several."""
     found = Counter(row.metrics["machine"] for row in results.rows.values() if "machine" in row.metrics)
     if not found:
         return f"The machine was not recorded; page written on: {machine()}."

@@ -1,13 +1,13 @@
-"""The numbers that the paper prints in its text and tables, to stand beside ours. Its figures give no numbers."""
+"""The numbers in the paper's text and tables, for comparison with ours. Its figures give no numbers."""
 
 from __future__ import annotations
 
-SPACE = "the paper does not say; z-scored data, logit of θ where the prior is uniform, by its account of the training"
+SPACE = "not stated by the paper; its training uses z-scored data and the logit of θ for uniform priors"
 
 SCALE = (
-    "Its joint W2 of a few thousandths is not the distance between two samples of standardised points, for which even the "
-    "exact posterior has a floor near 1 at 2000 pairs (see the reference in our tables): W2 and MMD² are not comparable in "
-    "size, only in how they move with the settings."
+    "Its joint W2 of a few thousandths cannot be the distance between two samples of standardised points, for which even the "
+    "exact posterior has a floor near 1 at 2000 pairs (see the reference in our tables). Compare how W2 and MMD² change with "
+    "the settings, not their values."
 )
 
 BUDGETS = {
@@ -20,8 +20,7 @@ BUDGETS = {
     "timing": "10, 50, 200 and 1000 pairs, 5000 observations at inference; epochs not stated",
     "sensitivity": "200 pairs, 3 seeds, 3000 test pairs with one draw each, 50 epochs",
 }
-"""How much of everything the paper's experiments had, by its account: sizes, sets, test pairs and 50 000 simulations as in its
-experimental set-up, unless the experiment says otherwise."""
+"""Budgets of the paper's experiments as stated there: those of its experimental set-up unless the experiment says otherwise."""
 
 SIMULATIONS = 50_000
 
@@ -37,10 +36,10 @@ INDEPENDENCE = {  # table "Flow-θ ablation", N_cal = 1000: α -> (full, T_X onl
 }
 
 SIZES = (10, 50, 200, 1000)
-"""Of the timing tables."""
+"""Numbers of pairs in the timing tables."""
 
 METHODS = {"dpe": "NPE", "fmcpe-paper": "Ours", "mf-npe": "MF-NPE", "rope": "RoPE"}
-"""Our names of the paper's methods. Its NPE is trained on the calibration pairs alone: that is our `dpe`."""
+"""Our names of the paper's methods. Its NPE is trained on the calibration pairs alone, like our `dpe`."""
 
 TRAINING = {  # seconds on one GPU (RTX 3060): method -> task -> by SIZES; None where the paper has a dash
     "dpe": {

@@ -1,15 +1,15 @@
-"""What an experiment is: a list of units, and nothing but a function of the experiment's name and the preset.
+"""Plans: the list of units of an experiment, a function of its name, preset and options.
 
-- main: all methods, tasks and sizes, over calibration sets (figures 2 and 3, and those of "Additional results");
+- main: all methods, tasks, sizes and calibration sets (figures 2 and 3, and those of "Additional results");
 - sbc: rank histograms ("Posterior Calibration");
 - ablation: joint, sequential, one map alone, and the default recipe ("Impact of joint learning");
 - independence: gaussian-ci by α, both maps against the x-map alone ("Conditional independence");
 - prior: simulations from a wrong prior ("Prior misspecification");
-- timing: fit and inference times, and where they go ("Training and inference times");
+- timing: fit and inference times by part ("Training and inference times");
 - sensitivity: learning rate × clipping ("Hyperparameter sensitivity");
-- zoo: every method on problems that none of them was developed on (``docs/zoo.md``);
-- frontier: the default recipe against everything, in accuracy;
-- speed: the default recipe against the paper's, in time.
+- zoo: every method on the misspecification zoo (``docs/zoo.md``);
+- frontier: accuracy of the default recipe against all methods;
+- speed: time of the default recipe against the paper's.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from fmcpe.tasks import find, zoo
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
 PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
 METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference")
-"""Every name a unit's method can have, in the order of tables."""
+"""All methods by name, in the order of tables."""
 
 WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "reference")
-"""Methods that use no calibration pairs: one unit of each answers for all sizes and sets."""
+"""Methods that use no calibration pairs: one unit of each serves all sizes and sets."""
 
 GROWING = ("zoo",)
-"""Experiments whose plan in a directory grows by what is asked for later, a method of somebody's own, say."""
+"""Experiments to whose plan a later run adds units, e.g. a user-defined method."""
 
 BEYOND_THE_PAPER = ("frontier", "speed", "zoo")
-"""Experiments that compare with the default recipe, and not with the paper."""
+"""Experiments that do not reproduce the paper: every method uses the default recipe's base posterior."""
 
 OWN_TASKS = {"independence": ("gaussian-ci",), "prior": ("gaussian-prior", "wind-tunnel-prior")}
-"""Experiments that are about certain tasks and no others."""
+"""Experiments with fixed tasks."""
 
 WITH_DATA = ("wind-tunnel", "light-tunnel")
-"""Tasks whose real side can be measured data."""
+"""Tasks that accept measured data."""
 
 ONE_AT_A_TIME = ("timing", "speed")
-"""Experiments that measure time, and so run with one worker unless told otherwise."""
+"""Experiments that measure time and so use one worker by default."""
 
 
 def plan(
@@ -54,40 +54,42 @@ def plan(
     data: Mapping[str, str] | None = None,
     with_paper: bool = False,
 ) -> list[Unit]:
-    """The units of an experiment, base posteriors first, none of them twice.
+    """The units of an experiment without duplicates, base posteriors first.
 
-    In experiments that reproduce the paper, base posteriors are trained on plain simulations, but for the default recipe's own;
-    `frontier` and `speed` give the default recipe's base posterior to every method. NNPE and J-NPE train their own posterior on
-    plain simulations everywhere.
+    In experiments that reproduce the paper, base posteriors are trained on plain simulations, except the default recipe's;
+    `frontier` and `speed` use the default recipe's base posterior for every method. NNPE and J-NPE always train their own
+    posterior on plain simulations.
 
     Args:
         experiment: One of `EXPERIMENTS`.
         preset: One of `PRESETS`.
-        tasks: Tasks to go over in place of the preset's, in experiments that go over tasks.
-        methods: Methods to go over, of those that the experiment compares; all of them by default.
-        data: Fingerprints of measured data by task; without one, the real side is a stand-in.
-        with_paper: Whether the zoo is gone over with the paper's recipe too, on the problems of `ZOO_PAPER`.
+        tasks: Tasks in place of the preset's.
+        methods: Subset of the methods that the experiment compares; all by default.
+        data: Fingerprints of measured data by task; without one, the task uses its stand-in.
+        with_paper: Whether `zoo` includes the paper's recipe, on the problems of `ZOO_PAPER`.
     """
     if experiment not in EXPERIMENTS or preset not in PRESETS:
         raise ValueError(
-            f"experiment {experiment!r} with preset {preset!r} came; one of {', '.join(EXPERIMENTS)} and one of "
-            f"{', '.join(PRESETS)} were expected. Try fmcpe bench run main --preset quick."
+            f"Expected an experiment of {', '.join(EXPERIMENTS)} and a preset of {', '.join(PRESETS)}, got {experiment!r} and "
+            f"{preset!r}. Try fmcpe bench run main --preset quick."
         )
     budget, chosen = PRESETS[preset], tuple(tasks)
     if chosen:
         for name in chosen:
-            find(name)  # an unknown one is refused before anything is run
+            find(name)  # reject an unknown task before anything runs
         if experiment in OWN_TASKS:
-            raise ValueError(f"{experiment} is about {' and '.join(OWN_TASKS[experiment])}; leave --task out.")
+            raise ValueError(
+                f"Expected {' and '.join(OWN_TASKS[experiment])} in {experiment}, got --task. Leave --task out."
+            )
         budget = replace(
             budget, tasks=chosen, stage_tasks=chosen, sbc_tasks=chosen, sensitivity_tasks=chosen, zoo=chosen
         )
     wanted = tuple(methods)
     own = tuple(name for name in wanted if ":" in name)
     if own and experiment != "zoo":
-        raise ValueError(f"Expected methods of {experiment}, got {', '.join(own)}. Methods of your own run on zoo.")
+        raise ValueError(f"Expected methods of {experiment}, got {', '.join(own)}. Run your own methods on zoo.")
     for name in own:
-        own_factory(name)  # one that cannot be imported is refused before anything is run
+        own_factory(name)  # reject one that cannot be imported before anything runs
     paper = ("fmcpe-paper",) if with_paper or "fmcpe-paper" in wanted else ()
     others = tuple(name for name in wanted if name in BASELINES and name not in budget.zoo_methods)
     budget = replace(budget, zoo_methods=(*budget.zoo_methods, *others, *paper, *own))
@@ -96,22 +98,22 @@ def plan(
     unknown = set(wanted) - {unit.method for unit in fits}
     if unknown:
         raise ValueError(
-            f"method {', '.join(map(repr, sorted(unknown)))} came; {experiment} compares "
-            f"{', '.join(dict.fromkeys(unit.method for unit in fits))}."
+            f"Expected methods of {experiment} ({', '.join(dict.fromkeys(unit.method for unit in fits))}), got "
+            f"{', '.join(map(repr, sorted(unknown)))}. Leave --method out for all of them."
         )
     fits = [unit for unit in fits if not wanted or unit.method in wanted]
     unused = sorted(set(data or {}) - {unit.task for unit in fits if unit.data and unit.task in WITH_DATA})
     if unused:
         raise ValueError(
-            f"Expected measured data of {' or '.join(WITH_DATA)}, and an experiment that goes over it, got data of "
-            f"{', '.join(unused)} for {experiment}. Add --task {unused[0]}, or leave --data out."
+            f"Expected measured data of {' or '.join(WITH_DATA)} that {experiment} uses, got data of {', '.join(unused)}. "
+            f"Add --task {unused[0]}, or leave --data out."
         )
     bases = dict.fromkeys(base for base in (unit.base for unit in fits) if base is not None)
     return [*bases, *fits]
 
 
 def _with_base(unit: Unit, experiment: str, data: Mapping[str, str]) -> Unit:
-    """The unit with its base posterior's kind of simulations, and with the measured data of its task."""
+    """The unit, with domain randomisation of its base posterior and measured data of its task set."""
     default = unit.method == "npe-randomised" or (unit.method.startswith("fmcpe") and "-paper" not in unit.method)
     randomised = default or experiment in BEYOND_THE_PAPER
     possible = unit.task in RANDOMISABLE and unit.method not in WITHOUT_BASE
@@ -161,7 +163,7 @@ def _timed(p: Preset, sizes: tuple[int, ...], methods: Iterable[str]) -> Iterabl
 
 
 def _sensitivity(p: Preset) -> Iterable[Unit]:
-    # the reference posterior's joint W2 and MMD are the floor to read the table against
+    # joint W2 and MMD of the reference posterior are the floor of the table
     evaluation = replace(p.evaluation, test=p.grid_test, draws=1, reference=0)
     for task in p.sensitivity_tasks:
         for rate in p.rates:
@@ -190,13 +192,13 @@ def _zoo(p: Preset) -> Iterable[Unit]:
     for name in p.zoo:
         methods = [method for method in p.zoo_methods if method != "fmcpe-paper" or name in ZOO_PAPER]
         for unit in _grid(p, (name,), methods, options(seed=zoo.SEEDS[zoo.half_of(name)])):
-            # a reference posterior takes a second for each observation: its floor is that of the first forty
+            # a reference posterior takes a second per observation: 40 observations suffice for the floor
             few = replace(unit.evaluation, test=min(40, unit.evaluation.test))
             yield replace(unit, evaluation=few) if unit.method == "reference" else unit
 
 
 def _grid(p: Preset, tasks: Iterable[str], methods: Iterable[str], task_options: Options = ()) -> Iterable[Unit]:
-    """Every task × method × set × size, small sets first so that a first look at the results comes early."""
+    """Every task × method × set × size, small sizes first so that partial results come early."""
     methods = tuple(methods)
     for task in tasks:
         for method in methods:
@@ -227,4 +229,4 @@ EXPERIMENTS: dict[str, Callable[[Preset], Iterable[Unit]]] = {
     "frontier": _frontier,
     "speed": _speed,
 }
-"""In the order of the paper, then what goes beyond it."""
+"""Experiments in the order of the paper, then those beyond it."""

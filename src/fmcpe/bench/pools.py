@@ -1,7 +1,7 @@
-"""Where units are done: worker processes of this machine, or of a Dask cluster. Both have the same three methods.
+"""Worker pools: processes of this machine, or the workers of a Dask cluster.
 
-On one machine these are the processes of joblib's own backend, loky. `joblib.Parallel` itself takes a list of independent
-tasks, whereas units depend on base posteriors and may be taken by another run at any moment.
+The local pool uses loky, the backend of joblib. `joblib.Parallel` itself takes a list of independent tasks, whereas units
+depend on base posteriors and another run may claim them at any time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fmcpe._cluster import connect
 
 
 class Pool(Protocol):
-    """Processes that do units."""
+    """Workers that perform units."""
 
     shared_fate: bool
-    """Whether the death of one process ends what all the others have at work."""
+    """Whether the death of one process aborts the work of all others."""
 
     def slots(self) -> int:
-        """How many units can be at work now."""
+        """Number of units that can run now."""
         ...
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
@@ -31,18 +31,18 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers that are ours."""
+        """Stop the workers that the pool started."""
         ...
 
 
 class LocalPool:
-    """`jobs` processes of this machine, one thread each; they end when this process does, however it ends."""
+    """`jobs` single-threaded processes of this machine; they exit when this process dies."""
 
     shared_fate = True
 
     def __init__(self, jobs: int) -> None:
         if jobs < 1:
-            raise ValueError(f"--jobs {jobs} came; at least 1 was expected. Leave it out to use every core.")
+            raise ValueError(f"Expected at least 1 worker process, got --jobs {jobs}. Leave it out to use every core.")
         self.jobs = jobs
         self._futures: list[Any] = []
         self._start()
@@ -60,10 +60,10 @@ class LocalPool:
         return self.jobs
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
-        """Hand over a call."""
+        """Submit a call."""
         try:
             future = self._executor.submit(function, *arguments)
-        except BrokenExecutor:  # loky gives up all its processes when one dies: start new ones
+        except BrokenExecutor:  # loky stops all its processes when one dies: start new ones
             self.close()
             self._start()
             future = self._executor.submit(function, *arguments)
@@ -71,12 +71,12 @@ class LocalPool:
         return future
 
     def close(self) -> None:
-        """End the processes, whatever they are doing: it is not wanted any more."""
+        """Kill the processes; their work is no longer needed."""
         self._executor.shutdown(wait=True, kill_workers=any(not future.done() for future in self._futures))
 
 
 class DaskPool:
-    """The workers of a Dask cluster, as many as there are at the moment."""
+    """The current workers of a Dask cluster."""
 
     shared_fate = False
 
@@ -84,22 +84,22 @@ class DaskPool:
         self._client = connect(address)
 
     def slots(self) -> int:
-        """One per worker; workers that come and go are noticed."""
+        """One per worker that is connected now."""
         threads = self._client.nthreads()
         many = [worker for worker, count in threads.items() if count > 1]
         if many:
             raise ValueError(
-                f"dask workers with several threads came ({', '.join(many)}); one thread each was expected, because seeds and "
-                "torch's settings belong to a process. Start them with --nthreads 1."
+                f"Expected Dask workers with one thread, because seeds and torch's settings are per process, got several "
+                f"threads in {', '.join(many)}. Start the workers with --nthreads 1."
             )
         return len(threads)
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
-        """Hand over a call. Dask does it again if its worker dies."""
+        """Submit a call. Dask repeats it if its worker dies."""
         return self._client.submit(function, *arguments, pure=False)
 
     def close(self) -> None:
-        """Leave the cluster, which goes on without us."""
+        """Disconnect from the cluster, which keeps running."""
         self._client.close()
 
 
@@ -109,6 +109,6 @@ def _die_with_parent(parent: int) -> None:
             time.sleep(1)
         os._exit(1)
 
-    # loky may start processes through another one; only where we are a child can we see the parent go
+    # loky may start processes through another one; only a direct child can detect that its parent died
     if os.getppid() == parent:
         threading.Thread(target=watch, daemon=True).start()

@@ -1,4 +1,4 @@
-"""How much of everything an experiment has: sizes, sets, simulations, epochs, draws."""
+"""Presets: budgets of the experiments (sizes, sets, simulations, epochs, draws)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ZOO_QUICK = (
 
 ZOO_PAPER = ("zoo/linear-gain-offset", "zoo/heat-channels", "zoo/enzyme-calibration-shift", "zoo/oscillator-missing-physics",
              "zoo/pharmacokinetics-heteroscedastic", "zoo/projectile-missing-physics")  # fmt: skip
-"""Problems on which the paper's recipe is run with ``--with-paper``: four of the development half, two of the other."""
+"""Problems of the paper's recipe with ``--with-paper``: four of the development half, two of the reporting half."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +32,38 @@ class Preset:
     """Budgets.
 
     Args:
-        tasks: Tasks of the experiments that go over tasks.
+        tasks: Tasks of the experiments without tasks of their own.
         stage_tasks: Tasks of `ablation` and `frontier`.
         sbc_tasks: Tasks of `sbc`.
         sensitivity_tasks: Tasks of `sensitivity`.
         sizes: Numbers of calibration pairs.
-        few_sizes: Those of `ablation` and `prior`.
-        timed_sizes: Those of `timing`.
-        speed_sizes: Those of `speed`.
-        sets: Nested calibration sets.
+        few_sizes: Numbers of pairs of `ablation` and `prior`.
+        timed_sizes: Numbers of pairs of `timing`.
+        speed_sizes: Numbers of pairs of `speed`.
+        sets: Number of nested calibration sets.
         simulations: Simulations of a base posterior.
-        own_simulations: Those of NNPE and J-NPE, which train a posterior of their own on them.
-        side_simulations: Those of base posteriors that `independence` and `prior` alone need.
-        epochs: Epochs of its training.
-        evaluation: What is measured.
-        extra: The same for what is in no other experiment than `ablation`, `independence` or `prior`.
-        sbc: The same for `sbc`.
-        timed: Observations answered against the clock.
-        alphas: Of `independence`, with `most_pairs` pairs.
-        most_pairs: See `alphas`.
+        own_simulations: Simulations of NNPE and J-NPE, which train their own posterior.
+        side_simulations: Simulations of base posteriors that only `independence` and `prior` need.
+        epochs: Training epochs of a base posterior.
+        evaluation: Evaluation settings.
+        extra: Evaluation settings of units that only `ablation`, `independence` and `prior` have.
+        sbc: Evaluation settings of `sbc`.
+        timed: Observations of the timed inference.
+        alphas: Values of α of `independence`.
+        most_pairs: Number of pairs of `independence`.
         rates: Learning rates of `sensitivity`.
         clips: Clipping thresholds of `sensitivity`; None for no clipping.
-        grid_pairs: Pairs of `sensitivity`.
+        grid_pairs: Number of pairs of `sensitivity`.
         grid_epochs: Epochs of `sensitivity`.
         grid_seeds: Seeds of `sensitivity`.
-        grid_test: Test pairs of `sensitivity`, with one draw for each.
-        recipe: Fields of every recipe that are made smaller, for a look at whether everything runs.
+        grid_test: Test pairs of `sensitivity`, with one draw each.
+        recipe: Fields of every recipe to reduce, for a smoke test.
         zoo: Problems of `zoo`.
-        zoo_sizes: Its numbers of pairs.
-        zoo_sets: Its calibration sets.
-        zoo_simulations: Simulations of its base posteriors, and of NNPE and J-NPE.
-        zoo_methods: Methods that are fitted on it.
-        zoo_evaluation: What is measured on it.
+        zoo_sizes: Numbers of pairs of `zoo`.
+        zoo_sets: Number of calibration sets of `zoo`.
+        zoo_simulations: Simulations of base posteriors, NNPE and J-NPE in `zoo`.
+        zoo_methods: Methods of `zoo`.
+        zoo_evaluation: Evaluation settings of `zoo`.
     """
 
     tasks: tuple[str, ...] = ("gaussian", "pendulum", "wind-tunnel", "light-tunnel")
@@ -100,7 +100,7 @@ class Preset:
     zoo_evaluation: Evaluation = _ZOO
 
     def simulations_of(self, method: str) -> int:
-        """Simulations behind a method."""
+        """Number of simulations of a method."""
         return self.own_simulations if method in SIMULATION_TRAINED else self.simulations
 
 

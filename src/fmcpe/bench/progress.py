@@ -1,4 +1,4 @@
-"""One line that says what is done, what is left and when it will end; silent where nobody is looking."""
+"""A progress line with an estimate of the remaining time; silent unless the stream is a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fmcpe.bench.store import Row
 
 
 class Progress:
-    """The live line.
+    """The progress line.
 
     Args:
-        title: What is being run.
-        stream: Where to; by default the terminal's error stream.
+        title: Title of the run.
+        stream: Output stream; standard error by default.
     """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
@@ -25,24 +25,24 @@ class Progress:
         self._last, self._width = 0.0, 0
 
     def show(self, rows: Callable[[], Sequence[Row]], running: int, slots: int) -> None:
-        """Draw the line again, at most twice a second; `rows` are asked for only then."""
+        """Redraw the line at most twice a second; `rows` is called only then."""
         if not self.live or time.monotonic() - self._last < 0.5:
             return
         self._last = time.monotonic()
-        # a line that wraps could not be drawn over
+        # a wrapped line could not be overwritten
         text = line(self.title, rows(), running, slots)[: shutil.get_terminal_size().columns - 1]
         self.stream.write("\r" + text.ljust(self._width))
         self.stream.flush()
         self._width = len(text)
 
     def say(self, text: str) -> None:
-        """A line that stays, also where nobody is looking: something that a log should have."""
+        """Print a permanent line, also if the stream is not a terminal."""
         self.stream.write(("\r" + " " * self._width + "\r" if self.live else "") + text + "\n")
         self.stream.flush()
         self._width = 0
 
     def close(self) -> None:
-        """Leave the line."""
+        """End the line."""
         if self.live and self._width:
             self.stream.write("\n")
             self.stream.flush()
@@ -63,12 +63,12 @@ def line(title: str, rows: Sequence[Row], running: int, slots: int, now: float |
 
 
 def remaining(rows: Sequence[Row], slots: int, seen: Iterable[Row] | None = None) -> float | None:
-    """Seconds until all is done, judged by units like those that are left; None before any like them is done.
+    """Estimated seconds until all units are done, from the times of similar ones; None if there are none.
 
     Args:
-        rows: The units in question.
-        slots: How many are done at a time.
-        seen: Units to judge by; `rows` themselves if None.
+        rows: The units.
+        slots: Number of units that run at the same time.
+        seen: Units to estimate from; `rows` if None.
     """
     known: dict[tuple, list[float]] = {}
     for row in rows if seen is None else seen:
@@ -86,7 +86,7 @@ def remaining(rows: Sequence[Row], slots: int, seen: Iterable[Row] | None = None
 
 
 def _keys(row: Row) -> list[tuple]:
-    """From the most alike to all of its kind; timing is a kind of its own."""
+    """Groups of similar units, from the most specific to all of the kind; timing is a separate kind."""
     unit = row.unit
     kind = (unit.kind, unit.evaluation.timed)
     return [(*kind, unit.task, unit.method, unit.pairs), (*kind, unit.task, unit.method), (*kind, unit.method), kind]

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, in the paper's order, each claim beside what our numbers say."""
+"""The report: one self-contained HTML page in the paper's order, with a verdict on each claim."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ JOINT = ("joint_w2", "joint_c2st")
 SBC_METHODS = ("npe", "fmcpe", "fmcpe-paper", "mf-npe", "rope", "dpe")
 CORNER_METHODS = ("reference", "dpe", "mf-npe", "fmcpe-paper", "fmcpe")
 WITH_ROPE = ("wind-tunnel",)
-"""Tasks whose corner plots have RoPE, as in the paper."""
+"""Tasks whose corner plots include RoPE, as in the paper."""
 
 
 NOTES = {
-    "main": "The paper's NPE in this figure is trained on the calibration pairs alone: that is dpe here. npe is the "
-    "uncorrected base posterior. On gaussian the figure has W2 and C2ST to the exact posterior, as in the paper; the tables "
-    "have the joint ones of every task. Joint W2 has a floor above zero: the reference posterior's value is drawn.",
-    "corner": "RoPE (but for the wind tunnel), NNPE, J-NPE and the uncorrected posterior are left out: they hide the others.",
-    "sbc": "∪ means too narrow (over-confident) and ∩ too wide; the paper's text has the two the wrong way round.",
+    "main": "The paper's NPE in this figure is trained on the calibration pairs alone, like dpe here; npe is the uncorrected "
+    "base posterior. On gaussian the figure shows W2 and C2ST to the exact posterior, as in the paper; the tables show the "
+    "joint metrics of every task. Joint W2 has a floor above zero: the line of the reference posterior.",
+    "corner": "RoPE (except on the wind tunnel), NNPE, J-NPE and the uncorrected posterior are omitted: they hide the others.",
+    "sbc": "∪ means too narrow (over-confident) and ∩ too wide; the paper's text swaps the two.",
     "sensitivity": "Paper's space: " + paper.SPACE + ". " + paper.SCALE,
     "timing": "The paper trained on a GPU (RTX 3060), we on one CPU thread: compare ratios within a column, not columns.",
 }
 
 BEYOND = ("zoo", "frontier", "speed")
-"""Sections that the paper does not have."""
+"""Sections beyond the paper."""
 
 PICTURES = (
-    "Simulations (blue) and one real observation (orange, dashed) at a low, a middling and a high first parameter. Of images, "
-    "a simulation (blue frame) is left of the real observation (orange frame)."
+    "Simulations (blue) and one real observation (orange, dashed) at a low, a medium and a high first parameter. Images: "
+    "simulation on the left (blue frame), real observation on the right (orange frame)."
 )
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report.
+    """A section of the report.
 
     Args:
-        key: Its anchor, and the section that claims name.
-        title: Its heading.
-        where: Where in the paper this is.
-        experiment: The experiment it is made of.
+        key: Anchor, which claims refer to.
+        title: Heading.
+        where: Place in the paper.
+        experiment: The experiment that it shows.
         content: Figures and tables, each with a caption.
     """
 
@@ -102,9 +102,7 @@ def _sbc(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
 
 def _posterior_level(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     metrics = ("c2st", "w2", "mmd2")
-    caption = (
-        "Against the reference posterior. Boxes over test observations, each one's mean over the calibration sets."
-    )
+    caption = "Against the reference posterior. Boxes over test observations, each averaged over calibration sets."
     yield caption, figures.box_plots(results, "main", metrics, over_observations=True)
     for metric in metrics:
         yield "", tables.metric_table(results, "main", metric)
@@ -128,7 +126,7 @@ def _before_after(results: Results) -> Iterator[tuple[str, Figure | Table | None
 
 
 def _ablation(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
-    yield "Joint (fmcpe-paper) and what is left of it.", figures.box_plots(results, "ablation", (*JOINT, "energy"))
+    yield "Joint training (fmcpe-paper) and its ablations.", figures.box_plots(results, "ablation", (*JOINT, "energy"))
     for metric in (*JOINT, "energy"):
         yield "", tables.metric_table(results, "ablation", metric)
 
@@ -139,7 +137,7 @@ def _independence(results: Results) -> Iterator[tuple[str, Figure | Table | None
 
 def _prior(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     metrics = ("joint_c2st", "joint_mmd2_paired", "joint_w2")
-    yield "Mean and deviation over calibration sets.", figures.lines(results, "prior", metrics)
+    yield "Mean and standard deviation over calibration sets.", figures.lines(results, "prior", metrics)
     for metric in metrics:
         yield "", tables.metric_table(results, "prior", metric)
 
@@ -147,7 +145,7 @@ def _prior(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
 def _timing(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     yield "", tables.timing_table(results, "fit")
     yield "", tables.timing_table(results, "inference")
-    yield "Where the time of a fit goes.", figures.breakdown(results)
+    yield "Fit time by part.", figures.breakdown(results)
     yield "", tables.breakdown_table(results)
 
 
@@ -169,11 +167,11 @@ def _zoo(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
         if any(half in (None, score.half) for score in found):
             yield "", zoo.ratio_table(found, results, half)
     yield (
-        "Coverage: a dot per problem, for the parameter furthest from nominal; the band holds 95 % of single parameters if all "
-        "intervals are right.",
+        "Coverage: a dot per problem, for the parameter furthest from nominal; the band contains 95 % of single parameters if "
+        "all intervals are calibrated.",
         zoo.coverage_plot(found),
     )
-    yield "Accuracy against the time of a fit.", zoo.cost_plot(found)
+    yield "Accuracy against fit time.", zoo.cost_plot(found)
     for by in zoo.BREAKDOWNS:
         yield "", zoo.breakdown_table(found, by, results)
     yield "", stack.ablation_table(results)
@@ -213,7 +211,7 @@ SECTIONS = (
 
 
 def write_report(directory: str | Path, preset: str | None = None) -> Path:
-    """Write DIR/report.html, of one preset if it is named, otherwise of the most complete one of each experiment."""
+    """Write DIR/report.html for one preset, or for the most complete preset of each experiment."""
     results = Results.read(directory, preset)
     path = Path(directory) / "report.html"
     write_whole(path, whole_page(results).encode())
@@ -225,7 +223,7 @@ def whole_page(results: Results) -> str:
     """The page as text."""
     shown = [section for section in SECTIONS if results.presets.get(section.experiment)]
     missing = [section for section in SECTIONS if section not in shown]
-    links = [(section.key, section.title) for section in shown] + [("repeat", "To repeat it")]
+    links = [(section.key, section.title) for section in shown] + [("repeat", "How to reproduce")]
     of_paper = [section for section in shown if section.key not in BEYOND]
     body = [opening(results), _summary(results) if of_paper or not shown else ""]
     body += [_section(results, section) for section in shown]
@@ -251,13 +249,13 @@ def _summary(results: Results) -> str:
         f"<table class=claims><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         '<p class="note">Counted from the numbers below: "agrees" if every comparison does, "in part" if half or more do, '
         '"not checked" if a part of the claim was not measured. '
-        '"So far": units of the experiment are missing, and the verdict may change with them. '
-        "Numbers are never rounded before they are compared, and no tolerance is given unless the claim has one.</p></section>"
+        '"So far": units of the experiment are missing, so the verdict may change. '
+        "Comparisons use unrounded numbers, with no tolerance unless the claim states one.</p></section>"
     )
 
 
 def _other_presets(results: Results, experiment: str) -> list[str]:
-    """A line for each preset of an experiment that is in the directory and not shown."""
+    """A line for each preset of an experiment in the directory that is not shown."""
     others = [p for name, p in results.plans if name == experiment and p != results.presets.get(experiment)]
     return [
         f"Also in this directory: {experiment} with preset {preset}, {results.so_far(experiment, preset) or 'all done'}; "
@@ -302,7 +300,5 @@ def _section(results: Results, section: Section) -> str:
     if section.key == "zoo":
         parts.append(gallery_block(zoo.pictures(results), PICTURES))
     name = f"{section.experiment}.csv"
-    link = download(
-        name, all_numbers(results, section.experiment), "every unit and every number of this experiment (CSV)"
-    )
+    link = download(name, all_numbers(results, section.experiment), "all units and numbers of this experiment (CSV)")
     return "".join([*parts, f"<p>{link}</p></section>"])

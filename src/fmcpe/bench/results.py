@@ -1,7 +1,7 @@
-"""What a run directory knows, ready to be asked: values of a metric over calibration sets, and what is still missing.
+"""Queries on a run directory: values of a metric over calibration sets, and units that are missing.
 
-An experiment may have been planned with several presets in one directory. One of them is shown: the one that was asked for, or
-the most complete, so that a large run that has only begun does not hide a small one that is finished.
+A directory may hold several presets of an experiment. One of them is shown: the requested one, or the most complete, so that a
+large run that has just started does not hide a small finished one.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ METRICS = {
     "mmd2": ("MMD² to the reference posterior, σ = 10, unbiased", "unconstrained θ, standardised by the reference"),
     "coverage_90": ("coverage of 90 % intervals, mean over parameters", "physical θ"),
 }
-"""Name and space of each metric. All but coverage are better the lower they are."""
+"""Name and space of each metric. Lower is better for all but coverage."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that was done in a directory.
+    """The results in a run directory.
 
     Args:
-        directory: Where.
-        rows: What is known of each unit.
+        directory: The run directory.
+        rows: State and results of each unit.
         plans: The units of each (experiment, preset).
-        owners: Every run there was.
-        preset: The preset that is shown; the most complete one of each experiment if None.
+        owners: All runs on the directory.
+        preset: The preset to show; the most complete one of each experiment if None.
     """
 
     directory: Path
@@ -54,13 +54,13 @@ class Results:
 
     @classmethod
     def read(cls, directory: str | Path, preset: str | None = None) -> Results:
-        """What the store of a directory holds now."""
+        """Read the store of a directory."""
         with Store(directory, read_only=True) as store:
             return cls(Path(directory), store.rows(), store.plans(), store.owners(), preset)
 
     @cached_property
     def presets(self) -> dict[str, str]:
-        """The preset that each experiment is shown with: the one asked for, or the most complete, of equals the larger."""
+        """The preset shown for each experiment: the requested one, or the most complete and, of equals, the larger."""
         order = list(PRESETS)
         found: dict[str, str] = {}
         for experiment in EXPERIMENTS:
@@ -72,17 +72,17 @@ class Results:
         return found
 
     def share(self, experiment: str, preset: str) -> float:
-        """How much of a plan is done, 0 to 1."""
+        """Fraction of a plan that is done."""
         states = self.states(experiment, preset)
         return states.count("done") / max(1, len(states))
 
     def states(self, experiment: str, preset: str | None = None) -> list[str]:
-        """The status of each unit of a plan, base posteriors among them; of the plan that is shown if no preset is named."""
+        """Status of each unit of a plan, including base posteriors; of the shown preset by default."""
         key = (experiment, preset or self.presets.get(experiment, ""))
         return [self.rows[identifier].status for identifier in self.plans.get(key, [])]
 
     def so_far(self, experiment: str, preset: str | None = None) -> str:
-        """In words, as in "12 of 64 units done, 1 failed"; nothing where all of them are done."""
+        """Progress, such as "12 of 64 units done, 1 failed"; empty if all are done."""
         states = self.states(experiment, preset)
         done, failed = states.count("done"), states.count("failed")
         if done == len(states):
@@ -99,11 +99,11 @@ class Results:
         return {name: [row for row in rows if row.unit.kind == "fit"] for name, rows in shown.items()}
 
     def done(self, experiment: str) -> list[Row]:
-        """Those that are done."""
+        """The fits that are done."""
         return [row for row in self.planned(experiment) if row.status == "done"]
 
     def tasks(self, experiment: str, done: bool = False) -> list[str]:
-        """Tasks that are planned, with their options; `done`: those of which something is done."""
+        """Planned tasks with their options; with `done`, those that have results."""
         rows = self.done(experiment) if done else self.planned(experiment)
         return list(dict.fromkeys(row.unit.task_label for row in rows))
 
@@ -119,7 +119,7 @@ class Results:
         return [*(method for method in METHODS if method in there), *sorted(there - set(METHODS))]
 
     def asked(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
-        """Units over calibration sets, done or not. A method without pairs answers for every size."""
+        """Units over calibration sets, done or not. A method without pairs has the same unit for every size."""
         wanted = set(recipe.items())
         return [
             row
@@ -131,31 +131,31 @@ class Results:
         ]
 
     def select(self, experiment: str, task: str, method: str, pairs: int | None, **recipe: float) -> list[Row]:
-        """Those of `asked` that are done."""
+        """The units of `asked` that are done."""
         return [row for row in self.asked(experiment, task, method, pairs, **recipe) if row.status == "done"]
 
     def values(
         self, experiment: str, task: str, method: str, pairs: int | None, metric: str, **recipe: float
     ) -> np.ndarray:
-        """A metric over calibration sets; empty where there is nothing."""
+        """A metric over calibration sets; empty without results."""
         rows = self.select(experiment, task, method, pairs, **recipe)
         found = [value for value in (metric_of(row, metric) for row in rows) if value is not None]
         return np.array(found, dtype=float)
 
     def mean(self, experiment: str, task: str, method: str, pairs: int | None, metric: str, **recipe: float) -> float:
-        """The mean over calibration sets; NaN where there is nothing."""
+        """The mean over calibration sets; NaN without results."""
         values = self.values(experiment, task, method, pairs, metric, **recipe)
         return float(values.mean()) if len(values) else float("nan")
 
     def cell(self, experiment: str, task: str, method: str, pairs: int | None, metric: str, **recipe: float) -> str:
-        """Mean ± deviation for a table; of how many sets, if some are missing; "not run" or "failed" if all are."""
+        """Mean ± standard deviation, with the number of sets if some are missing; "not run" or "failed" if all are."""
         rows = self.asked(experiment, task, method, pairs, **recipe)
         done = [row for row in rows if row.status == "done"]
         text = spread(v for v in (metric_of(row, metric) for row in done) if v is not None)
         return text + f" ({len(done)} of {len(rows)})" if text and len(done) < len(rows) else text or missing(rows)
 
     def arrays(self, unit: Unit) -> dict[str, np.ndarray] | None:
-        """Ranks and draws that a unit left, if it did."""
+        """Stored ranks and draws of a unit, or None."""
         path = self.directory / "files" / f"{unit.id}-{DRAWS_FILE}"
         if not path.is_file():
             return None
@@ -163,24 +163,24 @@ class Results:
             return {name: file[name] for name in file.files}
 
     def measured(self) -> list[tuple[str, str]]:
-        """Tasks whose real side is measured data, and the data's fingerprint."""
+        """Tasks with measured data, and the fingerprint of the data."""
         return sorted({(row.unit.task, row.unit.data) for row in self.rows.values() if row.unit.data})
 
     def stand_ins(self) -> list[str]:
-        """Tasks whose real side is a stand-in for measurements."""
+        """Tasks that use a stand-in for measurements."""
         rows = [row for row in self.rows.values() if row.metrics.get("real_side") == "stand-in"]
         return sorted({row.unit.task for row in rows})
 
 
 def missing(rows: Sequence[Row]) -> str:
-    """What stands in a table where there is no number: "failed", "not run", or nothing if there is nothing to run."""
+    """Text of a table cell without a number: "failed", "not run", or empty if no unit is planned."""
     if any(row.status == "failed" for row in rows):
         return "failed"
     return "not run" if any(row.status != "done" for row in rows) else ""
 
 
 def metric_of(row: Row, metric: str) -> float | None:
-    """One number of a unit, or None."""
+    """A metric of a unit, or None."""
     if metric.startswith("coverage_"):
         level = row.metrics.get("coverage", {}).get(f"{int(metric[9:]) / 100:g}")
         return None if level is None else float(np.mean(level))
@@ -189,7 +189,7 @@ def metric_of(row: Row, metric: str) -> float | None:
 
 
 def each_observation(row: Row, metric: str) -> np.ndarray:
-    """A metric of a unit for each of the observations that are compared with the reference posterior; empty without one."""
+    """A metric of a unit for each observation with a reference posterior; empty without one."""
     return np.array(row.metrics.get(f"{metric}_each", []), dtype=float)
 
 

@@ -1,7 +1,7 @@
-"""Working through a plan: claim a unit, hand it to a worker, write down what comes back.
+"""Execution of a plan: claim a unit, submit it to a worker, store the result.
 
-One loop serves both kinds of pool. It claims a unit only when a worker is free, so that a second run on the same directory
-finds something to do, and waits for base posteriors that the other run is training.
+One loop serves both kinds of pool. It claims a unit only when a worker is free, so that a second run on the same directory can
+share the work, and waits for base posteriors that the other run is training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fmcpe.bench.units import Unit
 from fmcpe.bench.work import BASE_FILE, perform
 
 Perform = Callable[..., Result]
-"""(unit, file of its base posterior) -> result; with the folder of its measured data as a third argument where it has some."""
+"""(unit, file of its base posterior, folder of its measured data if any) -> result."""
 
 MAX_DEATHS = 3
-"""A unit that a worker process died of so often is given up."""
+"""Worker deaths after which a unit counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Outcome:
     """How a run ended.
 
     Args:
-        statuses: Of each unit, by id.
-        done_now: How many this run has done itself.
+        statuses: Status of each unit, by id.
+        done_now: Number of units done by this run.
     """
 
     statuses: dict[str, str]
@@ -42,17 +42,17 @@ class Outcome:
 
     @property
     def done(self) -> int:
-        """Units that are done."""
+        """Number of units done."""
         return list(self.statuses.values()).count("done")
 
     @property
     def failed(self) -> int:
-        """Units that failed."""
+        """Number of units failed."""
         return list(self.statuses.values()).count("failed")
 
     @property
     def exit_code(self) -> int:
-        """What the shell is told."""
+        """Exit code of the command."""
         return 1 if self.failed else 0
 
 
@@ -68,18 +68,18 @@ def run(
     perform: Perform = perform,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Do what is not done yet.
+    """Perform the units that are not done yet.
 
     Args:
-        directory: The run directory; made if it isn't there, gone on with if it is.
+        directory: The run directory; created if missing, resumed if not.
         plans: Units by (experiment, preset).
         jobs: Worker processes; every core if None.
         dask: Address of a Dask scheduler, in place of worker processes.
         data: Folders of measured data by task.
-        retry_failed: Try failed units again.
-        command: What was typed, for the record.
-        perform: What does a unit.
-        progress: The live line.
+        retry_failed: Whether to run failed units again.
+        command: The command line, for the record.
+        perform: Performs a unit.
+        progress: The progress line.
     """
     units = list(dict.fromkeys(unit for plan in plans.values() for unit in plan))
     units.sort(key=lambda unit: unit.kind != "base")
@@ -112,13 +112,13 @@ class _Loop:
         self.units = {unit.id: unit for unit in units}
         self.flying: dict[str, Any] = {}
         self.landed: queue.Queue[str] = queue.Queue()
-        # when a worker dies, loky gives up all that was in flight: who did it shows when each of these runs alone
+        # when a worker dies, loky aborts all units in flight: run each of them alone to find the one at fault
         self.suspects: set[str] = set()
         self.in_company: set[str] = set()
         self.done_now = 0
 
     def go(self) -> int:
-        """Until every unit is done or failed; how many this run has done."""
+        """Run until every unit is done or failed; return the number done by this run."""
         while True:
             statuses = self.store.statuses(self.units)
             open_units = [i for i, status in statuses.items() if status in ("waiting", "running")]
@@ -142,7 +142,7 @@ class _Loop:
             if status == "done":
                 ready.append(identifier)
             elif base is not None and status == "failed" and self.store.claim([identifier]):
-                self.store.fail(identifier, f"its base posterior failed: see unit {base.id}\n")
+                self.store.fail(identifier, f"The base posterior failed: see unit {base.id}.\n")
         while len(self.flying) < slots and not self.suspects & self.flying.keys():
             claimed = self.store.claim(i for i in ready if i not in self.suspects)
             if claimed is None and not self.flying:
@@ -163,11 +163,11 @@ class _Loop:
             future.add_done_callback(lambda _, identifier=claimed: self.landed.put(identifier))
 
     def _train_again(self, claimed: str, error: FileNotFoundError) -> None:
-        """The file of a base posterior is gone: its unit is to be done again, then this one."""
+        """Repeat the unit of a base posterior whose file is missing, then this one."""
         base = self.units[claimed].base
         self.store.release(claimed)
         if base is not None and self.store.redo(base.id):
-            self.progress.say(f"fmcpe bench: {error.filename} is gone; {base.label} is trained again.")
+            self.progress.say(f"fmcpe bench: {error.filename} is missing; training {base.label} again.")
 
     def _land(self, identifier: str) -> None:
         future = self.flying.pop(identifier)
@@ -175,13 +175,13 @@ class _Loop:
         self.in_company.discard(identifier)
         try:
             result = future.result()
-        except BaseException as problem:  # nothing the unit itself did: its own errors come back as text
+        except BaseException as problem:  # not an error of the unit itself: these come back as text
             if isinstance(problem, KeyboardInterrupt):
                 raise
-            error = f"a worker process died: {problem!r}"
+            error = f"A worker process died: {problem!r}"
             self.suspects.add(identifier)
             if alone and self.store.rows([identifier])[identifier].attempts + 1 >= MAX_DEATHS:
-                self.store.fail(identifier, f"{error} ({MAX_DEATHS} times; memory may be short)\n")
+                self.store.fail(identifier, f"{error} ({MAX_DEATHS} times). Check the available memory.\n")
             else:
                 self.store.release(identifier, died=alone)
             return
@@ -192,7 +192,7 @@ class _Loop:
 
 
 def _guarded(perform: Perform, unit: Unit, base: bytes | None, *folder: str | None) -> Result | str:
-    """The result, or the traceback: text travels between any two processes, exceptions do not."""
+    """The result, or the traceback as text, since not every exception can be pickled."""
     try:
         return perform(unit, base, *folder)
     except Exception:

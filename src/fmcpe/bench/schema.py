@@ -1,8 +1,7 @@
-"""The tables of a run directory's SQLite file, and what in them is not plain from its name.
+"""The tables of a run directory's SQLite file.
 
-- `units.attempts`: tries that count against a unit, those during which its worker died. A run that was killed is no fault of
-  the units it had in flight.
-- `owners.host`: where a run's process number means something, see `fmcpe.bench.system.namespace`.
+- `units.attempts`: number of times that the worker of the unit died. Units in flight when a run is killed are not charged.
+- `owners.host`: namespace of the run's process id, see `fmcpe.bench.system.namespace`.
 """
 
 SCHEMA = """

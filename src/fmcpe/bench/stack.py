@@ -1,8 +1,8 @@
-"""What each candidate of the stack is worth: its score alone, its weight, and the stack without it.
+"""Ablation of the stack: each candidate's score alone, its weight, and the stack without it.
 
-The energy score of any mixture of the candidates is a quadratic form of mean distances (`fmcpe.stacking`). A unit stores those
-of the cross-validated draws, which give the weights, and those of draws for test pairs, which give the score, so that the
-stack without a candidate is computed and not fitted again.
+The energy score of a mixture of the candidates is a quadratic form of mean distances (`fmcpe.stacking`). A unit stores the
+distances of cross-validated draws, which give the weights, and of draws for test pairs, which give the score, so the stack
+without a candidate needs no new fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stack_metrics(posterior: CorrectedPosterior, theta: Tensor, y: Tensor) -> di
     """Weights, and the mean distances of cross-validated draws and of draws for test pairs.
 
     Args:
-        posterior: Made by a `Stack`.
+        posterior: A posterior fitted by a `Stack`.
         theta: Physical θ of test pairs, (B, p).
         y: Their observations.
     """

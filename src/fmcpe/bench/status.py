@@ -1,4 +1,4 @@
-"""How a run directory is doing, as text."""
+"""Status of a run directory, as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fmcpe.bench.store import Store
 
 
 def status(directory: str | Path, failures: bool = False) -> str:
-    """A table of the experiments, who is at work, and what failed."""
+    """A table of the experiments, the active runs and the failures."""
     with Store(directory, read_only=True) as store:
         plans, rows, owners = store.plans(), store.rows(), store.owners()
     alive = [owner for owner in owners if owner["alive"]]
@@ -21,7 +21,7 @@ def status(directory: str | Path, failures: bool = False) -> str:
     for (experiment, preset), identifiers in plans.items():
         units = [rows[identifier] for identifier in identifiers]
         states = [row.status for row in units]
-        # what a dead run had in flight waits to be taken again
+        # units in flight of a dead run can be claimed again
         running = states.count("running") if alive else 0
         waiting = len(states) - states.count("done") - states.count("failed") - running
         seconds = remaining(units, 2, rows.values())
@@ -32,8 +32,8 @@ def status(directory: str | Path, failures: bool = False) -> str:
         )
     for owner in alive:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["started"]))
-        lines.append(f"at work: process {owner['pid']} on {owner['host'].split()[0]} since {since}: {owner['command']}")
-    lines += ["nobody is at work on it now"] if not alive else []
+        lines.append(f"active: process {owner['pid']} on {owner['host'].split()[0]} since {since}: {owner['command']}")
+    lines += ["no active run"] if not alive else []
     failed = {identifier: row for identifier, row in rows.items() if row.status == "failed"}
     for identifier, row in failed.items():
         text = (row.traceback or "").strip()

@@ -1,13 +1,12 @@
-"""What was done: one SQLite file per run directory, a row per unit, and files named by content beside it.
+"""The store of a run directory: one SQLite file with a row per unit, and files named by unit.
 
     DIR/bench.sqlite     units, plans, owners, events
     DIR/files/           base posteriors and draws, named by the unit that made them
 
-Only the process that hands out work writes here; workers return what they found. A run is an *owner* with a heartbeat, and a
-unit in flight belongs to one. Claiming is one transaction, so two runs on a directory never take the same unit; a unit whose
-owner is gone is free again: its process is dead, or its heartbeat is old where process numbers are not ours to judge (another
-machine, another container). A result is files first, each written whole under a temporary name and renamed, then the row: a
-kill at any point leaves the unit done or not done.
+Only the process that submits work writes here; workers return their results. A run is an *owner* with a heartbeat, and a unit
+in flight belongs to one owner. Claiming is one transaction, so two runs on a directory never claim the same unit. A unit is
+free again if its owner is gone: its process is dead or, on another machine or in another container, its heartbeat is old. Files
+of a result are written atomically before its row, so a kill at any point leaves the unit either done or not done.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LEASE = 60.0
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker sends back."""
+    """The result of a unit."""
 
     metrics: dict[str, Any]
     seconds: float
@@ -44,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Row:
-    """One unit and what is known of it."""
+    """One unit with its state and results."""
 
     unit: Unit
     status: str
@@ -59,9 +58,9 @@ class Store:
     """The store of one run directory. Threads may share it.
 
     Args:
-        directory: Created if it isn't there.
-        command: What was typed, for the record.
-        read_only: Look only: no owner is registered, nothing is created.
+        directory: The run directory; created if missing.
+        command: The command line, for the record.
+        read_only: Whether to read only: no owner is registered and nothing is created.
     """
 
     def __init__(self, directory: str | Path, command: str = "", read_only: bool = False) -> None:
@@ -69,7 +68,8 @@ class Store:
         path = self.directory / "bench.sqlite"
         if read_only and not path.is_file():
             raise FileNotFoundError(
-                f"there is no run in {self.directory}; type fmcpe bench run EXPERIMENT --out DIR first."
+                f"Expected a run directory, got {self.directory} without a run. Start one with "
+                "fmcpe bench run EXPERIMENT --out DIR."
             )
         if not read_only:
             (self.directory / "files").mkdir(parents=True, exist_ok=True)
@@ -81,11 +81,12 @@ class Store:
             tables = {row["name"] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         except sqlite3.DatabaseError as error:
             raise ValueError(
-                f"{path} is not a run of fmcpe bench ({error}); a folder of its own, or a new one, was expected."
+                f"Expected a run of fmcpe bench, got another file at {path} ({error}). Pass a new folder with --out."
             ) from error
         if read_only and "plans" not in tables:
             raise FileNotFoundError(
-                f"the run in {self.directory} was never begun; type fmcpe bench run EXPERIMENT --out DIR first."
+                f"Expected a run directory, got {self.directory} without any units. Start a run with "
+                "fmcpe bench run EXPERIMENT --out DIR."
             )
         if read_only:
             return
@@ -107,7 +108,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Give units in flight back, and say goodbye."""
+        """Release units in flight and sign off."""
         self._stop.set()
         with self._lock:
             if self._registered:
@@ -123,7 +124,7 @@ class Store:
     # ------------------------------------------------------------------ writing
 
     def add(self, experiment: str, preset: str, units: Sequence[Unit], grow: bool = False) -> None:
-        """Write down a plan, in place of the one there is or after it. Units that are already known keep their results."""
+        """Store a plan, replacing or (`grow`) extending the existing one. Known units keep their results."""
         with self._transaction():
             for unit in units:
                 self._db.execute(
@@ -143,7 +144,7 @@ class Store:
             )
 
     def claim(self, identifiers: Iterable[str]) -> str | None:
-        """Take the first of these units that is free, or None. No other run can take it at the same time."""
+        """Claim the first free unit of these atomically; None if there is none."""
         with self._transaction():
             gone = [row["id"] for row in self._db.execute("SELECT * FROM owners") if self._is_gone(row)]
             marks = ", ".join("?" * len(gone))
@@ -163,7 +164,7 @@ class Store:
         return None
 
     def release(self, identifier: str, died: bool = False) -> None:
-        """Give a unit back unfinished; `died` counts a worker's death against it."""
+        """Release an unfinished unit; `died` counts the death of its worker."""
         with self._transaction():
             self._db.execute(
                 "UPDATE units SET status = 'waiting', owner = NULL, attempts = attempts + ? "
@@ -172,7 +173,7 @@ class Store:
             )
 
     def redo(self, identifier: str) -> bool:
-        """Let a unit that is done be claimed again, because a file of it is lost; False if it is not done (any more)."""
+        """Make a finished unit claimable again, because its file is lost; False if it is not done."""
         with self._transaction():
             ours = self._db.execute(
                 "UPDATE units SET status = 'waiting', owner = NULL WHERE id = ? AND status = 'done'", (identifier,)
@@ -182,7 +183,7 @@ class Store:
             return bool(ours)
 
     def finish(self, identifier: str, result: Result) -> bool:
-        """Write a result down: the files, then the row. False if the unit is no longer ours, and nothing is changed."""
+        """Store a result, files first, then the row. False, without changes, if this run no longer owns the unit."""
         for name, content in result.files.items():
             write_whole(self.file(identifier, name), content)
         text = json.dumps(result.metrics), json.dumps(result.versions)
@@ -193,7 +194,7 @@ class Store:
         return self._end(identifier, "failed", traceback=traceback)
 
     def retry_failed(self, identifiers: Iterable[str]) -> int:
-        """Let failed units be claimed again; how many there were."""
+        """Make failed units claimable again and return their number."""
         with self._transaction():
             return sum(
                 self._db.execute(
@@ -225,7 +226,7 @@ class Store:
         return {identifier: known[identifier] for identifier in identifiers}
 
     def rows(self, identifiers: Iterable[str] | None = None) -> dict[str, Row]:
-        """Units and what is known of them, by id; all of them if none are named."""
+        """Units with state and results, by id; all of them by default."""
         wanted = None if identifiers is None else set(identifiers)
         return {
             row["id"]: Row(
@@ -242,26 +243,26 @@ class Store:
         }
 
     def plans(self) -> dict[tuple[str, str], list[str]]:
-        """The units of each (experiment, preset), in their order."""
+        """The units of each (experiment, preset), in order."""
         found: dict[tuple[str, str], list[str]] = {}
         for row in self._read("SELECT * FROM plans ORDER BY experiment, preset, position"):
             found.setdefault((row["experiment"], row["preset"]), []).append(row["unit"])
         return found
 
     def owners(self) -> list[dict[str, Any]]:
-        """Every run there was on this directory, and whether it is still at work."""
+        """All runs on this directory, and whether each is still active."""
         rows = self._read("SELECT * FROM owners ORDER BY started")
         return [dict(row) | {"alive": not self._is_gone(row)} for row in rows]
 
     def events(self) -> list[tuple[str, str]]:
-        """What happened, in order: (unit, "claimed" | "done" | "failed" | "lost")."""
+        """Events in order: (unit, "claimed" | "done" | "failed" | "lost")."""
         return [(row["unit"], row["what"]) for row in self._read("SELECT * FROM events ORDER BY rowid")]
 
     def file(self, identifier: str, name: str) -> Path:
-        """Where a unit's file is, or will be."""
+        """Path of a file of a unit."""
         return self.directory / "files" / f"{identifier}-{name}"
 
-    # ------------------------------------------------------------------ the rest
+    # ------------------------------------------------------------------ internals
 
     def _read(self, query: str) -> list[sqlite3.Row]:
         with self._lock:
@@ -279,7 +280,7 @@ class Store:
             self._db.execute("COMMIT")
 
     def _to_wal(self) -> None:
-        """Write-ahead logging. SQLite answers "locked" at once, whatever the timeout, while another run switches to it."""
+        """Enable write-ahead logging, with retries: SQLite ignores the timeout while another run switches to it."""
         for attempt in range(600):
             try:
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -294,7 +295,7 @@ class Store:
             with self._lock:
                 if self._stop.is_set():
                     return
-                # a heartbeat that finds the file locked for a minute is late, not the end of it
+                # a locked file delays the heartbeat, it does not end it
                 with suppress(sqlite3.OperationalError):
                     self._db.execute("UPDATE owners SET heartbeat = ? WHERE id = ?", (time.time(), self.owner))
 

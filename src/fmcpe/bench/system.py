@@ -1,4 +1,4 @@
-"""What is asked of the operating system: files that are whole or absent, whether a process is still there, and the machine."""
+"""Operating-system helpers: atomic writes, process identity and a description of the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a kill, finds all of it or none."""
+    """Write a file atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -27,28 +27,28 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def born(pid: int) -> str:
-    """When the process of this number was started, or "" if there is none: numbers are used again."""
+    """Start time of a process, which tells apart processes that reuse a pid; "" if there is none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return ""
     except PermissionError:
-        pass  # somebody else's, but alive
+        pass  # another user's process, but alive
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "unknown"  # not Linux: a number that is used again looks like a run that is still at work
+        return "unknown"  # not Linux: a reused pid looks like an active run
     return "" if state in "ZX" else rest[18]
 
 
 def namespace(proc: Path = Path("/proc")) -> str:
-    """Where the process numbers that we see mean something: host name, this boot of the machine, PID namespace.
+    """The scope in which process ids are comparable: host name, boot id and PID namespace.
 
-    Containers that share a folder may have the same host name, and each its own process 17. Where the system does not tell
-    boot and namespace (not Linux), the host name is all there is.
+    Containers that share a folder may have the same host name but different processes with the same id. On systems other than
+    Linux, only the host name is available.
     """
     parts = [socket.gethostname()]
-    with suppress(OSError):  # either part that is there tells two places apart
+    with suppress(OSError):  # either part suffices to tell two namespaces apart
         parts.append("boot=" + (proc / "sys/kernel/random/boot_id").read_text().strip())
     with suppress(OSError):
         parts.append(os.readlink(proc / "self/ns/pid"))
@@ -57,9 +57,9 @@ def namespace(proc: Path = Path("/proc")) -> str:
 
 @cache
 def machine() -> str:
-    """Processor, cores, memory and system of this machine, in a line. Its name is nobody's business."""
+    """Processor, cores, memory and system of this machine, without its host name."""
     parts = [_processor(), f"{os.cpu_count() or 1} cores"]
-    with suppress(AttributeError, OSError, ValueError):  # not every system tells
+    with suppress(AttributeError, OSError, ValueError):  # not available on every system
         parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB of memory")
     return ", ".join([*parts, platform.platform()])
 
@@ -75,9 +75,9 @@ def _processor() -> str:
 
 @cache
 def commit(folder: Path) -> str:
-    """The git commit of the code in a folder, "+ changes" if it was edited since; "" if git does not keep this code.
+    """The git commit of the code in a folder, with "+ changes" if it was edited; "" if git does not track it.
 
-    An installed package inside somebody's checkout is not theirs, so git is asked whether it keeps the folder's files.
+    The package may be installed inside the checkout of another project, so check that git tracks the folder's files.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 

@@ -1,4 +1,4 @@
-"""A table, and the forms it can take: text, CSV, LaTeX, HTML."""
+"""A table with output as text, CSV, LaTeX and HTML."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text.
+    """A table of text cells.
 
     Args:
         name: Short name, for files.
-        title: What it shows.
+        title: Title.
         header: Names of the columns.
         rows: Cells.
-        note: How to read it, with the space that metrics are measured in.
-        links: Where a cell with this text leads to, in HTML.
+        note: How to read the table, with the space of the metrics.
+        links: HTML links by cell text.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def as_html(self) -> str:
-        """For the report. A cell that repeats the first column of the row above is left empty."""
+        """For the report. Repeated cells of the first column are empty."""
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
         body, above = [], ""
         for row in self.rows:

@@ -1,7 +1,7 @@
-"""Tables: ours, with the paper's numbers beside them where it prints any.
+"""Tables of our numbers beside those that the paper prints.
 
-A table has the rows and columns of the plan. What is not done stands there as "not run" or "failed", and while units are
-missing the note begins with how many are done.
+A table has the rows and columns of the plan. Missing cells read "not run" or "failed", and while units are missing the note
+begins with the progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fmcpe.candidates.paper import Paper
 
 
 def metric_table(results: Results, experiment: str, metric: str) -> Table:
-    """Methods as rows, tasks and sizes as columns, mean ± deviation over calibration sets."""
+    """Methods as rows, tasks and sizes as columns: mean ± standard deviation over calibration sets."""
     name, space = METRICS[metric]
     columns = [(task, size) for task in results.tasks(experiment) for size in results.sizes(experiment)]
     rows = []
@@ -41,23 +41,22 @@ def metric_table(results: Results, experiment: str, metric: str) -> Table:
 
 
 NEGATIVE = (
-    "MMD² is estimated without bias and so may come out below zero, which the true one never is: a negative value is zero "
-    "within the noise of the estimate."
+    "The estimate of MMD² is unbiased and may be negative: a negative value is zero within the error of the estimate."
 )
 PAIRED = (
-    "The paper's formula also compares each pair with its own copy, which lowers it by up to 2 over the number of test pairs; "
-    "it is joint_mmd2 in the CSV of every number."
+    "The paper's formula also compares each pair with its own copy, which lowers it by up to 2 / (number of test pairs); the "
+    "CSV of all numbers has it as joint_mmd2."
 )
 
 
 def so_far(results: Results, experiment: str) -> str:
-    """How a note begins while units are missing."""
+    """Beginning of a note while units are missing."""
     done = results.so_far(experiment)
     return f"So far: {done}. " if done else ""
 
 
 def sets_note(results: Results, experiment: str, sets: str = "calibration sets") -> str:
-    """Over how many sets the means are, and which methods need none."""
+    """Number of sets behind the means, and the methods that need none."""
     numbers = {
         method: len({row.unit.set for row in results.planned(experiment) if row.unit.method == method})
         for method in results.methods(experiment)
@@ -73,13 +72,13 @@ POSTERIOR_LEVEL = ("c2st", "w2", "mmd2")
 
 
 def budgets(results: Results, experiment: str, printed: str = "", one_draw: bool = False) -> str:
-    """Pairs, sets, test size, epochs and base posteriors, ours and, where the paper has the experiment, the paper's.
+    """Pairs, sets, test size, epochs and base posteriors: ours, and the paper's if it has the experiment.
 
     Args:
         results: The run.
         experiment: The experiment.
-        printed: The paper's budget that stands beside ours, of `paper.BUDGETS`.
-        one_draw: Whether the numbers use one draw for each test pair, as joint metrics do.
+        printed: Key of the paper's budget in `paper.BUDGETS`.
+        one_draw: Whether the numbers use one draw per test pair, as joint metrics do.
     """
     rows = results.planned(experiment)
     if not rows:
@@ -109,7 +108,7 @@ def budgets(results: Results, experiment: str, printed: str = "", one_draw: bool
 
 
 def bases(results: Results, experiment: str) -> str:
-    """Which methods stand on which base posterior."""
+    """The base posterior of each method."""
     rows = [row.unit for row in results.planned(experiment) if row.unit.method not in WITHOUT_BASE]
     groups = {
         "plain simulations": [unit for unit in rows if not unit.randomised and unit.task in RANDOMISABLE],
@@ -127,13 +126,13 @@ def bases(results: Results, experiment: str) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """As in "10, 50 and 200"."""
+    """Text such as "10, 50 and 200"."""
     *first, last = map(str, values)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def sbc_table(results: Results) -> Table:
-    """How far each method is from calibrated, per parameter."""
+    """Miscalibration of each method, per parameter."""
     rows = []
     for task in results.tasks("sbc"):
         for size in results.sizes("sbc"):
@@ -151,14 +150,14 @@ def sbc_table(results: Results) -> Table:
     header = ["task", "pairs", "method", "parameter", "KS", "KS p", "bias", "scale", "verdict"]
     note = (
         so_far(results, "sbc")
-        + "Bias in posterior deviations; scale above 1 is too narrow (∪), below 1 too wide (∩). 1 and 0 are right. "
+        + "Bias in posterior standard deviations, ideally 0; scale above 1 is too narrow (∪), below 1 too wide (∩). "
         + budgets(results, "sbc", "sbc")
     )
     return Table("sbc", "Simulation-based calibration", header, rows, note)
 
 
 def independence_table(results: Results) -> Table:
-    """The α table: both maps against the x-map alone, the paper's numbers beside ours."""
+    """The α table: both maps against the x-map alone, with the paper's numbers."""
     rows = []
     for task in results.tasks("independence"):
         alpha = float(task.split("alpha=")[1].split()[0])
@@ -185,17 +184,17 @@ def independence_table(results: Results) -> Table:
         "jMMD², ours", "Δ %, ours", "jC2ST, default recipe",
     ]  # fmt: skip
     note = so_far(results, "independence") + (
-        f"{sets_note(results, 'independence', 'seeds')} Δ %: the x-map alone against both maps, of the means. The paper's "
-        "columns and ours are not comparable in size, only in how they move with α: our matrices have standard normal entries, "
-        "those of the published script are scaled, and its C2ST has plain folds. Ours: unconstrained θ and y, standardised, "
-        "both copies of a y in the same fold, so that the reference scores ½. Paper: "
+        f"{sets_note(results, 'independence', 'seeds')} Δ %: means of the x-map alone relative to both maps. Compare how the "
+        "paper's columns and ours change with α, not their values: our matrices have standard normal entries, those of the "
+        "published script are scaled, and its C2ST has plain folds. Ours: unconstrained θ and y, standardised, both copies of "
+        "a y in the same fold, so that the reference scores ½. Paper: "
         f"{paper.SPACE}. {NEGATIVE} {PAIRED} {budgets(results, 'independence', 'independence', one_draw=True)}"
     )
     return Table("independence", "Both maps against the x-map alone", header, rows, note)
 
 
 def _gap(results: Results, task: str, method: str, metric: str) -> str:
-    """How much worse the x-map alone is, in per cent; nothing where both maps have no measurable error."""
+    """Relative gap of the x-map alone, in per cent; empty if both maps have no measurable error."""
     full, alone = (results.mean("independence", task, name, None, metric) for name in (method, f"{method}-x-only"))
     return f"{100 * (alone / full - 1):+.1f} %" if full > 0 and math.isfinite(alone) else ""
 
@@ -224,7 +223,7 @@ def timing_table(results: Results, what: str) -> Table:
 
 
 def breakdown_table(results: Results) -> Table:
-    """Where the time of a fit goes."""
+    """Fit time by part."""
     rows = []
     for task in results.tasks("timing"):
         for method in ("fmcpe-paper", "fmcpe"):
@@ -241,14 +240,14 @@ def breakdown_table(results: Results) -> Table:
     header = ["task", "method", "part", *(f"{size} pairs" for size in results.sizes("timing"))]
     note = (
         so_far(results, "timing")
-        + "Seconds of the fit, one CPU thread; in brackets the paper's, on a GPU, which has three parts. "
+        + "Fit time in seconds, one CPU thread; in brackets the paper's, on a GPU, in three parts. "
         + budgets(results, "timing", "timing")
     )
-    return Table("timing-breakdown", "Where the time of a fit goes", header, rows, note)
+    return Table("timing-breakdown", "Fit time by part", header, rows, note)
 
 
 def sensitivity_table(results: Results, task: str) -> Table:
-    """Learning rate × clipping, the paper's numbers beside ours."""
+    """Learning rate × clipping, with the paper's numbers."""
     grid = sorted(
         {
             (dict(row.unit.recipe)["learning_rate"], dict(row.unit.recipe)["clip"])
@@ -286,8 +285,5 @@ def sensitivity_table(results: Results, task: str) -> Table:
     )
     if len(both) > 2 and alike:
         order, when = stats.spearmanr(*zip(*both, strict=True)).statistic, " so far" if len(both) < len(grid) else ""
-        note += (
-            f" The order of the settings by jW2 agrees{when} with the paper's to a rank correlation of {order:.2f} "
-            "(1: the same)."
-        )
+        note += f" Rank correlation with the paper of the settings by jW2{when}: {order:.2f}."
     return Table(f"sensitivity-{task}", f"Sensitivity on {titled(task)}", header, rows, note)

@@ -1,8 +1,8 @@
-"""The smallest piece of work that is done once: a unit, and the name that its content gives it.
+"""Units: the smallest pieces of work, identified by a hash of their content.
 
-A unit says everything that decides its numbers: task, method, pairs, seeds, budget, what is measured. Two experiments that
-ask for the same thing share the unit, and a change of any setting is another unit. The library's version is recorded with
-the result but is no part of the name: start a new directory after changing the code.
+A unit holds everything that determines its numbers: task, method, pairs, seeds, budget, metrics. Experiments share equal units,
+and any changed setting is another unit. The version of the library is stored with the result but is not part of the hash: start
+a new directory after changing the code.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Options = tuple[tuple[str, Any], ...]
 
 Kind = Literal["base", "fit"]
 SIMULATION_TRAINED = ("nnpe", "j-npe")
-"""Methods that train a base posterior of their own: they get the unit's simulations and epochs."""
+"""Methods that train their own posterior on simulations, with the unit's simulations and epochs."""
 
 WITHOUT_BASE = ("reference", "dpe", *SIMULATION_TRAINED)
-"""Methods that ask no base posterior."""
+"""Methods without a base posterior."""
 
 RANDOMISABLE = ("pendulum", "wind-tunnel", "light-tunnel", "wind-tunnel-prior", *zoo.names(zoo.SERIES + zoo.IMAGES))
-"""Tasks whose base posterior `train_npe` trains with domain randomisation by default: those with an embedding network."""
+"""Tasks with an embedding network, for which `train_npe` uses domain randomisation by default."""
 
 
 def options(**values: Any) -> Options:
@@ -34,7 +34,7 @@ def options(**values: Any) -> Options:
 
 
 def titled(task_label: str) -> str:
-    """A task, with its options, as people see it: where a stand-in takes the place of measurements, the name says so."""
+    """Title of a task with its options, marked if it uses a stand-in for measurements."""
     name, *settings = task_label.split(" ")
     side = "measured" if any(text.startswith("data=") for text in settings) else find(name).real_side
     shown = [text for text in settings if not text.startswith("data=")]
@@ -43,16 +43,16 @@ def titled(task_label: str) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured of a posterior, and on how much.
+    """Evaluation settings of a posterior.
 
     Args:
-        test: Test pairs.
-        draws: Draws per test pair, for energy score, coverage, ranks and MSE; with one, the joint metrics are all there is.
-        reference: Test observations whose posterior is compared with the reference posterior, where there is one.
-        reference_draws: Draws in each of these comparisons, and in the draws that are kept for corner plots.
+        test: Number of test pairs.
+        draws: Draws per test pair, for energy score, coverage, ranks and MSE; with 1, only joint metrics are computed.
+        reference: Number of test observations to compare with the reference posterior, if there is one.
+        reference_draws: Draws of each of these comparisons, and of corner plots.
         folds: Folds of their C2ST.
-        joint: Whether the joint metrics (C2ST, W2, MMD) are computed, from one draw per test pair.
-        timed: Observations that are answered with one draw each against the clock; 0 for no timing.
+        joint: Whether to compute the joint metrics (C2ST, W2, MMD), from one draw per test pair.
+        timed: Number of observations of the timed inference, one draw each; 0 for no timing.
     """
 
     test: int = 2000
@@ -69,18 +69,18 @@ class Unit:
     """One piece of work.
 
     Args:
-        kind: ``"base"`` trains a base posterior; ``"fit"`` fits a method to calibration pairs and measures it.
+        kind: ``"base"`` trains a base posterior; ``"fit"`` fits a method to calibration pairs and evaluates it.
         task: Name of the task.
         method: Name of the method, for ``"fit"``.
         options: Options of the task.
         simulations: Simulations of the base posterior.
-        epochs: Epochs of the base posterior, and of baselines that are trained in the same way.
-        pairs: Calibration pairs; 0 for methods that use none.
-        set: Which calibration set. Smaller sets are prefixes of larger ones.
-        recipe: Fields of the recipe that differ from what the method says.
-        evaluation: What is measured.
-        randomised: Whether the posterior that is trained on simulations sees them with domain randomisation.
-        data: Fingerprint of the measured data that the real side is; empty for a process or a stand-in.
+        epochs: Epochs of the base posterior, and of baselines that train on simulations.
+        pairs: Number of calibration pairs; 0 for methods that use none.
+        set: Index of the calibration set. Smaller sets are prefixes of larger ones.
+        recipe: Fields of the recipe that differ from the method's.
+        evaluation: Evaluation settings.
+        randomised: Whether the posterior trained on simulations uses domain randomisation.
+        data: Fingerprint of the measured data; empty for a process or a stand-in.
     """
 
     kind: Kind
@@ -98,7 +98,7 @@ class Unit:
 
     @property
     def id(self) -> str:
-        """The name: a hash of the content."""
+        """Hash of the content."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -109,7 +109,7 @@ class Unit:
 
     @property
     def base(self) -> Unit | None:
-        """The unit that has to be done first."""
+        """The unit of the base posterior, which must be done first."""
         if self.kind == "base" or self.method in WITHOUT_BASE:
             return None
         return Unit(
@@ -119,7 +119,7 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """A few words for people."""
+        """A short description."""
         if self.kind == "base":
             return f"{titled(self.task_label)}: {'domain-randomised' if self.randomised else 'plain'} base posterior"
         extra = "".join(f" {name}={value:g}" for name, value in self.recipe if isinstance(value, int | float))
@@ -128,12 +128,12 @@ class Unit:
 
     @property
     def task_label(self) -> str:
-        """The task with its options and, where the real side is measured, the data's fingerprint."""
+        """The task with its options and the fingerprint of its measured data, if any."""
         data = options(data=self.data) if self.data else ()
         return self.task + "".join(f" {name}={value}" for name, value in (*self.options, *data))
 
     def to_json(self) -> str:
-        """Text that `from_json` reads."""
+        """The unit as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
@@ -143,8 +143,8 @@ class Unit:
         known = {f.name for f in fields(cls)}
         if set(values) != known:
             raise ValueError(
-                f"a unit with {', '.join(sorted(set(values) ^ known))} too many or missing came; it was written by another "
-                "version of fmcpe. Start a new directory with --out."
+                f"Expected a unit with the fields of this version of fmcpe, got one that differs in "
+                f"{', '.join(sorted(set(values) ^ known))}. Start a new directory with --out."
             )
         pairs = {name: tuple((k, v) for k, v in values[name]) for name in ("options", "recipe")}
         return cls(**values | pairs | {"evaluation": Evaluation(**values["evaluation"])})

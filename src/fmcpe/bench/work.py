@@ -1,7 +1,7 @@
-"""Doing one unit, in whatever process it is asked for: what goes in and what comes out is all there is.
+"""Performing one unit in a worker process.
 
-A worker needs no access to the run directory. The base posterior comes as the bytes of its file, and what was found goes back
-to the process that keeps the store, so a cluster needs no shared disk.
+A worker needs no access to the run directory: it receives the bytes of the base posterior's file and returns its results to the
+process that keeps the store. So a cluster needs no shared disk.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fmcpe.bench.units import Options, Unit, options
 BASE_FILE, DRAWS_FILE = "base.fmcpe", "draws.npz"
 PACKAGE = Path(__file__).parents[1]
 SHORT = 10.0
-"""Seconds below which a fit is timed three times: what else a machine does now and then is a large part of it."""
+"""Fits shorter than this, in seconds, are timed three times, because background load would dominate."""
 
 
 def perform(unit: Unit, base: bytes | None = None, data: str | None = None) -> Result:
-    """Do a unit with one thread.
+    """Perform a unit with one thread.
 
     Args:
-        unit: What to do.
+        unit: The unit.
         base: The file of its base posterior, if it has one.
-        data: The folder of its measured data, if it has some; a worker of a cluster has to find it there too.
+        data: The folder of its measured data, if any; a cluster's workers need it at the same path.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -46,13 +46,13 @@ def perform(unit: Unit, base: bytes | None = None, data: str | None = None) -> R
             metrics, files = _train_base(unit) if unit.kind == "base" else _fit(unit, base, data)
     finally:
         torch.set_num_threads(threads)
-    metrics["cpu_seconds"] = time.process_time() - cpu  # beside the clock's: a machine may be shared
+    metrics["cpu_seconds"] = time.process_time() - cpu  # in addition to wall time, as the machine may be shared
     metrics["machine"] = machine()
     return Result(metrics, time.perf_counter() - started, versions(), files)
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were made with; the commit too, where the package runs from a checkout."""
+    """Versions of the packages, and the commit if the package runs from a checkout."""
     packages = ("fmcpe", "torch", "sbi", "zuko", "numpy", "scikit-learn", "POT")
     found = {"python": platform.python_version()} | {name: version(name) for name in packages}
     return found | ({"commit": commit(PACKAGE)} if commit(PACKAGE) else {})
@@ -78,7 +78,7 @@ def _train_base(unit: Unit) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def load_base(content: bytes) -> Any:
-    """The base posterior in a file that a unit made."""
+    """The base posterior in the file of a unit."""
     import fmcpe
 
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def load_base(content: bytes) -> Any:
 
 
 def task_of(unit: Unit, data: str | None) -> Any:
-    """The unit's task, on measured data where it is about some: those of the unit's fingerprint, and no others."""
+    """The unit's task, with measured data of the unit's fingerprint if it has one."""
     from fmcpe import tasks
     from fmcpe.tasks.chambers import fingerprint
 
@@ -96,13 +96,13 @@ def task_of(unit: Unit, data: str | None) -> Any:
         return tasks.get(unit.task, **dict(unit.options))
     if data is None:
         raise ValueError(
-            f"Expected the folder of the measured data of {unit.task}, got none. Type --data {unit.task}=FOLDER."
+            f"Expected the folder of the measured data of {unit.task}, got none. Pass --data {unit.task}=FOLDER."
         )
     found = fingerprint(data, unit.task)
     if found != unit.data:
         raise ValueError(
-            f"Expected measured data with fingerprint {unit.data} in {data}, got {found}. Every worker needs the same files "
-            "in the same folder."
+            f"Expected measured data with fingerprint {unit.data} in {data}, got {found}. Put the same files in the same "
+            "folder on every worker."
         )
     return tasks.get(unit.task, data=data, **dict(unit.options))
 
@@ -129,7 +129,9 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
         draw = reference_draws(task)
     else:
         if base_file is None and unit.base is not None:
-            raise ValueError(f"no base posterior came for {unit.label}; it is a unit of its own, to be done first.")
+            raise ValueError(
+                f"Expected the base posterior of {unit.label}, got none. Perform unit.base first and pass its file."
+            )
         base = None if base_file is None else load_base(base_file)
         if evaluation.timed:
             return metrics | _timed(unit, task, base), {}
@@ -156,7 +158,7 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
 
 
 def _short(unit: Unit) -> Options:
-    """The unit's recipe, of one epoch."""
+    """The unit's recipe with one epoch."""
     return options(**dict(unit.recipe) | {"epochs": 1})
 
 
@@ -167,7 +169,7 @@ def _seconds_of(work: Callable[[], object]) -> float:
 
 
 def _timed_fit(unit: Unit, task: Any, base: Any) -> tuple[Any, float, float, dict[str, float]]:
-    """The posterior, the clock's and the processor's seconds, and their parts; of a short fit, the middle one of three."""
+    """The posterior, wall and CPU seconds, and seconds by part; the median of three runs for a short fit."""
     from fmcpe.bench.clock import timed_parts
     from fmcpe.bench.fitting import fitted
 
@@ -182,17 +184,17 @@ def _timed_fit(unit: Unit, task: Any, base: Any) -> tuple[Any, float, float, dic
 
 
 def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
-    """Times alone: the fit and its parts, one draw for each of many observations, many draws for one."""
+    """Times of the fit and its parts, of one draw for each of many observations, and of many draws for one."""
     import torch
 
     from fmcpe.bench.fitting import fitted
 
-    # what a process does once, imports among it, is not what is timed
+    # warm up: exclude imports and other one-time costs
     fitted(replace(unit, pairs=min(unit.pairs, 10), simulations=300, epochs=1, recipe=_short(unit)), task, base)
     posterior, fit_seconds, fit_cpu_seconds, parts = _timed_fit(unit, task, base)
     number = unit.evaluation.timed
     y = task.test_set(min(number, task.test_limit or number), 0)[1]
-    y = y[torch.arange(number) % len(y)]  # of fewer measured observations, some are asked about again
+    y = y[torch.arange(number) % len(y)]  # repeat observations if too few were measured
 
     def seconds(sample_shape: tuple[int, ...], x: Any) -> float:
         return _seconds_of(lambda: posterior.sample_batched(sample_shape, x=x, seed=0, show_progress_bars=False))

@@ -1,7 +1,7 @@
-"""The zoo's report: how far each method is from the best one, problem by problem, and whether its intervals hold.
+"""Report of the zoo: energy score relative to the best method, and coverage, by problem.
 
-A *setting* is a problem with a number of pairs. Its score for a method is the energy score, mean over calibration sets; the
-*ratio* is that score over the lowest of all methods that were fitted. Settings that some method has not finished are left out.
+A *setting* is a problem with a number of pairs. A method's score is its energy score, averaged over calibration sets; the
+*ratio* divides it by the lowest score of all methods. Settings that some method has not finished are omitted.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from fmcpe.tasks import zoo
 
 NOT_A_METHOD = ("reference",)
 SUBSET = ("fmcpe-paper",)
-"""Methods that run on a part of the problems: they have lines of their own and do not decide who is best."""
+"""Methods that run on some problems only: they are listed, but do not count for the best score."""
 FALLBACK = "#7F3C8D"
 
 
 @dataclass(frozen=True)
 class Score:
-    """One method on one setting, mean over calibration sets.
+    """One method on one setting, averaged over calibration sets.
 
     Args:
         problem: Name of the problem.
         family: Its simulator family.
         kind: Its kind of misspecification.
         half: ``"development"`` or ``"reporting"``.
-        severity: How severe the misspecification is.
+        severity: Severity of the misspecification.
         pairs: Number of calibration pairs.
         method: The method.
         energy: Energy score.
         ratio: Energy score over that of the best method.
-        crps: Of each parameter.
-        coverage_80: Of each parameter's 80 % interval.
-        coverage_90: Of each parameter's 90 % interval.
-        c2st: To the reference posterior; NaN without one.
-        seconds: Of the fit.
-        tests: Test pairs behind the coverage, the same for all calibration sets.
+        crps: CRPS of each parameter.
+        coverage_80: Coverage of each parameter's 80 % interval.
+        coverage_90: Coverage of each parameter's 90 % interval.
+        c2st: C2ST to the reference posterior; NaN without one.
+        seconds: Fit time.
+        tests: Number of test pairs, the same for all calibration sets.
     """
 
     problem: str
@@ -68,7 +68,7 @@ class Score:
 
 
 def scores(results: Results) -> list[Score]:
-    """Every method on every setting that all methods have finished."""
+    """Scores of every method on every setting that all methods have finished."""
     methods = [m for m in results.methods("zoo") if m not in NOT_A_METHOD]
     whole = [m for m in methods if m not in SUBSET]
     found: list[Score] = []
@@ -80,7 +80,7 @@ def scores(results: Results) -> list[Score]:
             finished = {m: len(done[m]) >= max(1, len(asked[m])) for m in methods}
             if not all(finished[m] for m in whole if ":" not in m):
                 continue
-            # a method of somebody's own that is not finished, or fails, is left out of a setting, and takes nobody with it
+            # a user-defined method that is unfinished or fails does not remove the setting for the others
             energy = {m: _mean(done[m], "energy") for m in methods if finished[m]}
             best = min(value for m, value in energy.items() if m in whole)
             found += [_score(name, size, m, value / best, done[m]) for m, value in energy.items()]
@@ -184,7 +184,7 @@ def breakdown_table(found: Sequence[Score], by: str, results: Results) -> Table:
 
 
 def worst_table(found: Sequence[Score], results: Results, number_of: int = 10) -> Table:
-    """The problems on which each method is furthest from the best, each at its worst number of pairs."""
+    """The problems with the largest ratio of each method, each at its worst number of pairs."""
     rows = []
     for method in _methods(found):
         own: dict[str, Score] = {}
@@ -197,11 +197,11 @@ def worst_table(found: Sequence[Score], results: Results, number_of: int = 10) -
             ])  # fmt: skip
     header = ["method", "problem", "severity", "pairs", "ratio", "energy score", "80 % coverage"]
     note = so_far(results, "zoo") + (
-        "The ten problems of each method with the largest ratio, at the number of pairs where it is largest. A problem's name "
-        "leads to its picture. " + budgets(results, "zoo")
+        "The ten problems of each method with the largest ratio, at the number of pairs where it is largest. Problem names "
+        "link to pictures. " + budgets(results, "zoo")
     )
     links = {row[1]: f"#{picture_anchor(row[1])}" for row in rows}
-    return Table("worst", "Where each method is furthest from the best", header, rows, note, links)
+    return Table("worst", "Largest ratios of each method", header, rows, note, links)
 
 
 def picture_anchor(problem: str) -> str:
@@ -210,7 +210,7 @@ def picture_anchor(problem: str) -> str:
 
 
 def pictures(results: Results) -> list[tuple[str, str, bytes]]:
-    """Pictures of the problems that were run: anchor, caption and PNG."""
+    """Anchor, caption and PNG of each problem that was run."""
     from threadpoolctl import threadpool_limits
 
     from fmcpe.tasks.zoo.gallery import as_png
@@ -225,7 +225,7 @@ def pictures(results: Results) -> list[tuple[str, str, bytes]]:
 
 
 def profiles(found: Sequence[Score]) -> Figure | None:
-    """Share of problems within a factor τ of the best method, a curve per method, a panel per number of pairs."""
+    """Fraction of problems within a factor τ of the best method: a curve per method, a panel per number of pairs."""
     sizes = sorted({score.pairs for score in found})
     if not sizes:
         return None
@@ -247,7 +247,7 @@ def profiles(found: Sequence[Score]) -> Figure | None:
 
 
 def coverage_plot(found: Sequence[Score]) -> Figure | None:
-    """Coverage of 80 % intervals: a dot per problem, for the parameter furthest from nominal, the nominal line and a band."""
+    """Coverage of 80 % intervals: a dot per problem for the parameter furthest from nominal, the nominal line and a band."""
     sizes, methods = sorted({score.pairs for score in found}), _methods(found)
     if not sizes:
         return None
@@ -270,7 +270,7 @@ def coverage_plot(found: Sequence[Score]) -> Figure | None:
 
 
 def cost_plot(found: Sequence[Score]) -> Figure | None:
-    """Median seconds of a fit against the geometric mean of the ratio."""
+    """Geometric mean of the ratio against the median fit time."""
     if not found:
         return None
     figure = Figure(figsize=(5.2, 3.6), layout="constrained")
@@ -296,7 +296,7 @@ def _color(method: str) -> str:
 
 
 def as_json(results: Results) -> str:
-    """Every score, for other programs."""
+    """All scores as JSON."""
     rows = [asdict(score) for score in scores(results)]
     known = [{k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in rows]
     return json.dumps(known, indent=1, allow_nan=False)

@@ -1,4 +1,4 @@
-"""The command line. Each command is a file; nothing heavy is imported until one is chosen."""
+"""The command line: one file per command. Heavy imports happen in the command that needs them."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fmcpe {options.command}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; nothing was left half-written\n")
+        sys.stderr.write("\nInterrupted; no file is incomplete.\n")
         return 130

@@ -1,4 +1,4 @@
-"""``fmcpe bench``: the paper's experiments, resumable, on one machine or a cluster, and the page that reports them."""
+"""``fmcpe bench``: run the paper's experiments, resumably, on one machine or a cluster, and report them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 PRESET_NAMES = ("smoke", "quick", "paper", "full")
-HELP = "Run the paper's experiments, and report them."
+HELP = "Run the paper's experiments and report them."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,28 +18,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     names = ", ".join(EXPERIMENTS)
 
-    runs = actions.add_parser("run", help="do what is not done yet", description=f"Experiments: {names}, or all.")
+    runs = actions.add_parser(
+        "run", help="run the units that are not done yet", description=f"Experiments: {names}, or all."
+    )
     runs.add_argument("experiment", choices=[*EXPERIMENTS, "all"], metavar="EXPERIMENT", help=f"{names}, or all")
     _run_options(runs)
     for name in ("frontier", "speed"):
         action = actions.add_parser(name, help=f"run {name} and print its table")
         action.set_defaults(experiment=name)
         _run_options(action)
-    for name, text in (("status", "what is done, running and failed"), ("report", "write the page DIR/report.html")):
+    for name, text in (("status", "show what is done, running and failed"), ("report", "write DIR/report.html")):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument(
             "--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)"
         )
         if name == "status":
-            action.add_argument("--failures", action="store_true", help="show the tracebacks")
+            action.add_argument("--failures", action="store_true", help="show tracebacks")
         else:
             action.add_argument(
-                "--preset", choices=PRESET_NAMES, help="the preset to show (default: each experiment's most complete)"
+                "--preset", choices=PRESET_NAMES, help="preset to show (default: each experiment's most complete)"
             )
             action.add_argument(
-                "--keep", type=Path, metavar="FOLDER", help="also write the page and all tables, as CSV and text, there"
+                "--keep",
+                type=Path,
+                metavar="FOLDER",
+                help="also write the page and all tables (CSV and text) to FOLDER",
             )
-    compare = actions.add_parser("compare", help="what changed between two runs", description="A against B.")
+    compare = actions.add_parser("compare", help="compare two runs", description="Compare run B with run A.")
     compare.add_argument("a", type=Path, metavar="A", help="run directory")
     compare.add_argument("b", type=Path, metavar="B", help="run directory")
 
@@ -51,32 +56,32 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TASK",
-        help="a task to go over in place of the preset's; repeat it",
+        help="task to run in place of the preset's; repeatable",
     )
     parser.add_argument(
         "--method",
         action="append",
         default=[],
         metavar="METHOD",
-        help="a method to fit, of those that the experiment compares, or, on zoo, one of your own, package.module:Name; "
-        "repeat it (default: all)",
+        help="method to fit: one that the experiment compares or, on zoo, your own as package.module:Name; repeatable "
+        "(default: all)",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="TASK=FOLDER",
-        help="measured data of wind-tunnel or light-tunnel in place of the stand-in; repeat it",
+        help="measured data of wind-tunnel or light-tunnel, in place of the stand-in; repeatable",
     )
-    parser.add_argument("--with-paper", action="store_true", help="zoo: run the paper's recipe too, on six problems")
+    parser.add_argument("--with-paper", action="store_true", help="zoo: also run the paper's recipe, on six problems")
     parser.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     parser.add_argument("--jobs", type=int, help="worker processes (default: one per core; one for timing and speed)")
-    parser.add_argument("--dask", metavar="ADDRESS", help="a Dask scheduler that does the work, tcp://host:8786")
-    parser.add_argument("--retry-failed", action="store_true", help="try failed units again")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run on a Dask cluster, e.g. tcp://host:8786")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed units again")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what was asked for."""
+    """Run the chosen action."""
     actions = {"status": _status, "report": _report, "compare": _compare}
     return actions.get(options.action, _run)(options)
 
@@ -91,12 +96,12 @@ def _run(options: argparse.Namespace) -> int:
     folders = _folders(options.data)
     data = {}
     for task, folder in folders.items():
-        tasks.get(task, data=folder)  # wrong files are refused before anything runs
+        tasks.get(task, data=folder)  # reject wrong files before anything runs
         data[task] = fingerprint(folder, task)
     names = [options.experiment]
     if options.experiment == "all":
         names = [name for name in EXPERIMENTS if name != "zoo" and (not options.task or name not in OWN_TASKS)]
-    # times are taken with nothing else running, so those experiments come apart and last
+    # timed experiments run last and alone, since other load would distort the times
     groups = [[n for n in names if n not in ONE_AT_A_TIME], [n for n in names if n in ONE_AT_A_TIME]]
     units: dict[str, str] = {}
     done = 0
@@ -129,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _folders(words: list[str]) -> dict[str, str]:
-    """``TASK=FOLDER`` as a mapping to whole paths, which workers elsewhere on the machine need."""
+    """``TASK=FOLDER`` as a mapping to absolute paths, since workers may have another working directory."""
     from fmcpe.bench.plan import WITH_DATA
 
     found = {}
@@ -147,7 +152,7 @@ def _folders(words: list[str]) -> dict[str, str]:
 
 
 def _typed(options: argparse.Namespace) -> str:
-    """The command that repeats this run; of the directory only its name, as the page may be shown to others."""
+    """The command that repeats this run, without private paths, as the report may be published."""
     words = [
         "fmcpe",
         "bench",
@@ -192,6 +197,6 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def say(text: str) -> None:
-    """Output for people."""
+    """Print and flush."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

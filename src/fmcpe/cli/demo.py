@@ -1,4 +1,4 @@
-"""``fmcpe demo [TASK]``: the whole story on one screen, with a table and a picture."""
+"""``fmcpe demo [TASK]``: train, correct and compare on one task; print a table and draw a figure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HELP = "Train a posterior on a wrong simulator, correct it with a few real pairs
 
 NUM_DRAWS = 200
 NUM_REFERENCE = 100
-"""Test observations whose reference posterior is computed: the rest would only cost time."""
+"""Number of test observations whose reference posterior is computed, to save time."""
 
 
 class Score(NamedTuple):
-    """How one posterior does on held-out real observations."""
+    """Scores of one posterior on held-out real observations."""
 
     name: str
     draws: Tensor
@@ -48,31 +48,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an option of the task, such as tau=0.5 of wind-tunnel-prior, alpha=2 of gaussian-ci, delta=1 of gaussian-prior, "
-        "noise_std=0.3 of pendulum; repeat it for more",
+        help="option of the task, e.g. tau=0.5 (wind-tunnel-prior), alpha=2 (gaussian-ci), delta=1 (gaussian-prior), "
+        "noise_std=0.3 (pendulum); repeatable",
     )
     parser.add_argument("--pairs", type=int, default=50, help="calibration pairs (default: 50)")
     parser.add_argument("--simulations", type=int, default=50_000, help="simulations (default: 50000)")
     parser.add_argument("--test", type=int, default=300, help="held-out real observations (default: 300)")
-    parser.add_argument("--recipe", choices=("default", "paper"), default="default", help="hyper-parameters")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("fmcpe-demo"), help="folder for the picture")
+    parser.add_argument(
+        "--recipe", choices=("default", "paper"), default="default", help="recipe of the correction (default: default)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("fmcpe-demo"), help="folder for the figure (default: fmcpe-demo)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, correct, compare, draw."""
+    """Train, correct, compare and plot."""
     import torch
 
     from fmcpe import FMCPE, baselines, tasks, train_npe
     from fmcpe._random import seeded
     from fmcpe.tasks.options import from_text
 
-    torch.set_num_threads(1)  # the networks are small: a second thread gains little, and on a busy machine it crawls
+    torch.set_num_threads(1)  # the networks are small: more threads gain little, and slow down on a busy machine
     settings = options.option + ([] if options.data is None else [f"data={options.data}"])
     task = tasks.get(options.task, **from_text(tasks.find(options.task), settings))
     title = " ".join([task.label, *settings])
     if options.pairs < 2 or options.test < 2:
-        raise ValueError(f"--pairs {options.pairs} --test {options.test} came; at least 2 of each were expected.")
+        raise ValueError(
+            f"Expected at least 2 of each, got --pairs {options.pairs} --test {options.test}. Try --pairs 50."
+        )
     theta, y = task.calibration_set(options.pairs, options.seed)
     theta_test, y_test = task.test_set(options.test, options.seed)
 
@@ -109,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def score(name: str, draws: Tensor, theta: Tensor, space: ParameterSpace, seconds: float | None) -> Score:
-    """Compare draws for test observations, (S, B, p), with the truth."""
+    """Score draws for test observations, (S, B, p), against the true parameters."""
     from fmcpe.diagnostics import central_coverage
     from fmcpe.metrics import energy_score
 
@@ -145,15 +151,15 @@ def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
     notes = [
         "",
         "error    root mean square of (posterior mean - truth), physical units",
-        f"in 80 %  share of {options.test} held-out real observations whose central 80 % interval holds the truth ({names}); "
-        "likewise 90 %",
+        f"in 80 %  share of {options.test} held-out real observations whose central 80 % interval contains the truth "
+        f"({names}); likewise 90 %",
         "energy   energy score of the draws in standardised unconstrained parameters, lower is better",
         "seconds  to train the base posterior; to fit the correction",
     ]
     if any(s.name == "reference" for s in scores):
         compared = min(NUM_REFERENCE, options.test)
         notes.append(
-            "reference: the true posterior, which a made-up task knows; no method can do better "
+            "reference: the true posterior, known for synthetic tasks; no method can do better "
             f"(first {compared} observations)"
         )
     if task.real_side != "process":
@@ -162,7 +168,7 @@ def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
 
 
 def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> Path:
-    """One picture, written whole or not at all."""
+    """Write the figure atomically."""
     from fmcpe.diagnostics.plots import before_after
     from fmcpe.tasks.plots import png_text
 

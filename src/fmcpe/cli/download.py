@@ -1,4 +1,4 @@
-"""``fmcpe download TASK``: measured chamber data, to use with ``fmcpe demo TASK --data``."""
+"""``fmcpe download TASK``: fetch measured chamber data for ``fmcpe demo TASK --data``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from fmcpe.cli.printing import say
 
-HELP = "Fetch the measured data of wind-tunnel or light-tunnel, completely or not at all."
+HELP = "Fetch and verify the measured data of wind-tunnel or light-tunnel."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("task", help="wind-tunnel or light-tunnel")
-    parser.add_argument("--to", type=Path, default=Path("chambers"), help="folder to put it in (default: chambers)")
+    parser.add_argument("--to", type=Path, default=Path("chambers"), help="target folder (default: chambers)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Say what will be fetched, fetch it, and say how to use it."""
+    """Fetch the data and print how to use them."""
     from fmcpe import tasks
 
     tasks.download(options.task, options.to, say=say)

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of the commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print at once, also into a pipe."""
+    """Print and flush, since output may go to a pipe."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""Checks on real pairs: is the posterior calibrated, and how does that look?
+"""Calibration diagnostics on held-out real pairs.
 
-Plots are in `fmcpe.diagnostics.plots`, which is imported on its own so that the checks don't load matplotlib.
+Plots are in `fmcpe.diagnostics.plots`, a separate import so that the diagnostics do not load matplotlib.
 """
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc, sbc_of_draws

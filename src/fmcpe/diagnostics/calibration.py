@@ -1,22 +1,21 @@
-"""Is a posterior as sure as it may be? Rank histograms and expected coverage, on pairs `(θ_j, y_j)`.
+"""Calibration of a posterior on pairs `(θ_j, y_j)`: rank histograms and expected coverage.
 
-Simulation-based calibration (Talts et al. 2018): the rank of `θ_j` among draws of `p(θ|y_j)` is uniform if
-the posterior is right. Which way it is wrong shows in the shape:
+Simulation-based calibration (Talts et al. 2018): under the correct posterior, the rank of `θ_j` among draws of
+`p(θ|y_j)` is uniform. The shape of the histogram shows the error:
 
-    ∪   too many truths at both ends: the posterior is too narrow (over-confident)
-    ∩   too many in the middle:       the posterior is too wide (under-confident)
-    /   slope:                        the posterior is biased
+    ∪   many ranks at both ends:   the posterior is too narrow (over-confident)
+    ∩   many ranks in the middle:  the posterior is too wide (under-confident)
+    /   slope:                     the posterior is biased
 
-The verdict tests the shapes on normal scores `ζ = Φ⁻¹((rank + U)/(S + 1))`, standard normal under the right
-posterior and N(b, s²) under a Gaussian one that is off by b of its deviations and too narrow by a factor s.
-So the mean of ζ (a t test) is bias alone and its deviation (a χ² test) width alone, while in the histogram
-bias also bends the ends up. A Kolmogorov-Smirnov test looks for any other shape. The three tests of p
-parameters share 5 % (Bonferroni): a right posterior is called calibrated in every parameter 95 times in
-100.
+The verdict tests normal scores `ζ = Φ⁻¹((rank + U)/(S + 1))`. They are standard normal under the correct posterior
+and N(b, s²) under a Gaussian one with a bias of b standard deviations that is too narrow by a factor s. So the mean
+of ζ (t test) measures bias alone and its standard deviation (χ² test) width alone, whereas bias also raises the ends
+of the histogram. A Kolmogorov-Smirnov test detects any other shape. The three tests of p parameters have a joint
+level of 5 % (Bonferroni): a correct posterior passes all of them with probability 95 %.
 
-sbi's `run_sbc` and `run_tarp` give the same ranks and curve (tests compare them). They are not called
-because they leave out observations with NaN, take no draws that already exist, and `run_tarp` draws its
-references from torch's global generator.
+sbi's `run_sbc` and `run_tarp` give the same ranks and curve (tests compare them). They are not used because they
+drop observations with NaN, do not accept existing draws, and `run_tarp` draws its references from torch's global
+generator.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ _ALPHA = 0.05
 
 @dataclass(frozen=True, eq=False)
 class SBCResult:
-    """Rank statistics of N observations and p parameters; `summary()` is the text for people.
+    """Rank statistics of N observations and p parameters; `summary()` formats them.
 
     Attributes:
-        ranks: Draws below the truth, (N, p), in 0..num_samples.
+        ranks: Number of draws below the true parameter, (N, p), in 0..num_samples.
         num_samples: Draws per observation.
         counts: Observations per bin of equal probability, (bins, p).
-        band: Lowest and highest count of a bin in 95 % of right posteriors (binomial law).
+        band: 95 % range of a bin's count under the correct posterior (binomial).
         p_values: Kolmogorov-Smirnov, per parameter.
-        bias: Mean of ζ, per parameter: how many posterior deviations the truth lies above the estimate.
-        scale: Deviation of ζ, per parameter: above 1 too narrow, below 1 too wide.
+        bias: Mean of ζ, per parameter: posterior standard deviations by which the truth exceeds the estimate.
+        scale: Standard deviation of ζ, per parameter: above 1 too narrow, below 1 too wide.
         verdicts: One sentence per parameter.
         names: Names of the parameters.
         statistics: Kolmogorov-Smirnov distance of the ranks from uniform, per parameter.
@@ -67,7 +66,7 @@ class SBCResult:
 
     @property
     def calibrated(self) -> bool:
-        """Whether no parameter shows a fault."""
+        """Whether every parameter passes."""
         return all(verdict.startswith("calibrated") for verdict in self.verdicts)
 
     def summary(self) -> str:
@@ -87,20 +86,20 @@ class SBCResult:
                 f"  {self.bias[k]:+.2f}   {self.scale[k]:.2f}  {self.verdicts[k]}"
             )
         if n < 100:
-            lines.append(f"With {n} observations only large faults show: a clean verdict is weak evidence.")
+            lines.append(f"{n} observations reveal large miscalibration only: passing is weak evidence.")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
 class CoverageResult:
-    """Expected coverage at L levels; `summary()` is the text for people.
+    """Expected coverage at L levels; `summary()` formats it.
 
     Attributes:
         levels: Nominal levels, (L,).
         central: Coverage of central intervals, (L, p).
-        joint: Coverage of regions of all parameters together, (L,), or None.
-        region: What these regions are: "ellipsoid", "density", "tarp" or None, see `coverage`.
-        band: Lowest and highest coverage in 95 % of right posteriors (binomial law), (L, 2).
+        joint: Coverage of joint regions of all parameters, (L,), or None.
+        region: Kind of the joint regions: "ellipsoid", "density", "tarp" or None, see `coverage`.
+        band: 95 % range of the coverage under the correct posterior (binomial), (L, 2).
         num_observations: Number of pairs.
         names: Names of the parameters.
     """
@@ -114,7 +113,7 @@ class CoverageResult:
     names: tuple[str, ...]
 
     def columns(self) -> dict[str, Tensor]:
-        """The coverage curves, (L,) each, by name: the parameters, then the joint region."""
+        """Coverage curves by name, (L,) each: the parameters, then the joint region."""
         curves = {name: self.central[:, k] for k, name in enumerate(self.names)}
         if self.joint is not None:
             curves[f"joint ({self.region})"] = self.joint
@@ -124,8 +123,8 @@ class CoverageResult:
         """A table: one row per level; coverage outside the band is marked."""
         curves = self.columns()
         widths = {name: max(8, len(name)) for name in curves}
-        # TARP's curve crosses the diagonal for a posterior of the wrong width: no arrow is right there.
-        other = ", ≠ not right" if self.region == "tarp" else ""
+        # TARP's curve crosses the diagonal if the width is wrong, so it has no direction.
+        other = ", ≠ miscalibrated" if self.region == "tarp" else ""
         head = "  ".join(f"{name:>{widths[name]}}" for name in curves)
         lines = [
             f"Expected coverage: {self.num_observations} observations; ↓ over-confident, ↑ under-confident{other}",
@@ -157,15 +156,15 @@ def sbc(
 
 
 def sbc_of_draws(samples: Any, theta: Any, *, names: Sequence[str] | None = None, seed: int | None = 0) -> SBCResult:
-    """`sbc` of draws (S, N, p) that already exist."""
+    """`sbc` of existing draws (S, N, p)."""
     samples, theta = draws_and_truth(samples, theta)
     n, p = theta.shape
     if n < 3:
-        raise ValueError(f"{n} observations came, expected at least 3, better 100: type theta, y with more pairs")
+        raise ValueError(f"Expected at least 3 observations, got {n}. Pass more pairs, preferably 100 or more.")
     labels = _names(names, p)
     counts_below = draws.ranks(samples, theta, seed)
     u = draws.spread(counts_below, len(samples), seed)
-    # At least 20 expected per bin (Talts et al.), at most the 20 bins of the paper, at least 4 to show a ∪.
+    # at least 20 expected counts per bin and at most 20 bins (Talts et al.); a ∪ needs at least 4 bins
     bins = max(4, min(20, n // 20))
     counts = torch.stack([torch.histc(u[:, k], bins, 0.0, 1.0) for k in range(p)], 1).long()
     low, high = stats.binom.interval(0.95, n, 1 / bins)
@@ -197,19 +196,19 @@ def coverage(
     names: Sequence[str] | None = None,
     seed: int | None = 0,
 ) -> CoverageResult:
-    """Expected coverage of central intervals, and of regions of all parameters together.
+    """Expected coverage of central intervals and of joint regions of all parameters.
 
     Args:
-        posterior: A posterior, or draws (S, N, p) that already exist.
-        theta: Truth, (N, p).
+        posterior: A posterior, or existing draws (S, N, p).
+        theta: True parameters, (N, p).
         y: Observations, (N, ...); not needed with draws.
         levels: Nominal levels, each between 0 and 1.
         num_samples: Draws per observation.
-        region: "ellipsoid": highest-density regions of a Gaussian fit, from draws alone. "density":
-            highest-density regions, from `posterior.log_prob_batched` at every draw. "tarp": random balls, from
-            draws alone, see `draws`. None: central intervals only.
+        region: "ellipsoid": highest-density regions of a Gaussian fit to the draws. "density": highest-density
+            regions, from `posterior.log_prob_batched` at every draw. "tarp": random balls, from draws alone, see
+            `draws`. None: central intervals only.
         names: Names of the parameters.
-        seed: Draws, references and ties.
+        seed: Seed of draws, references and tie-breaking.
     """
     draws.check_levels(list(levels))
     given = not hasattr(posterior, "sample_batched")
@@ -217,7 +216,7 @@ def coverage(
     samples, theta = draws_and_truth(samples, theta)
     if region not in ("ellipsoid", "density", "tarp", None) or (region == "density" and given):
         expected = '"ellipsoid", "tarp", None, or "density" with a posterior'
-        raise ValueError(f'region={region!r} came, expected {expected}: type region="ellipsoid"')
+        raise ValueError(f'Expected region {expected}, got {region!r}. Pass region="ellipsoid".')
     at = torch.tensor([float(level) for level in levels], dtype=torch.float64)
     joint = None
     if region == "tarp":
@@ -241,19 +240,19 @@ def coverage(
 
 
 def draw(posterior: Any, theta: Any, y: Any, num_samples: int, seed: int | None) -> Tensor:
-    """Draws (S, N, p) for the N observations of the pairs, with the pairs and the draws checked."""
+    """Validated draws (S, N, p) for the N observations of the pairs."""
     if not hasattr(posterior, "sample_batched"):
         raise TypeError(
-            f"posterior is a {type(posterior).__name__}, expected one with sample_batched: "
-            "type sbc_of_draws(samples, theta) or coverage(samples, theta) for draws that already exist"
+            f"Expected a posterior with sample_batched, got a {type(posterior).__name__}. "
+            "For existing draws, call sbc_of_draws(samples, theta) or coverage(samples, theta)."
         )
     theta, y = finite(theta, "theta", "(N, p)"), finite(y, "y").float()
     if y.ndim < 2 or len(y) != len(theta):
         raise ValueError(
-            f"theta and y have shapes {tuple(theta.shape)} and {tuple(y.shape)}, expected (N, p) and "
-            "(N, ...): type y[:, None] if y is one number per observation"
+            f"Expected theta (N, p) and y (N, ...), got shapes {tuple(theta.shape)} and {tuple(y.shape)}. "
+            "Pass y[:, None] if y is one number per observation."
         )
-    # Seeded from outside, because sbi's posteriors take no seed.
+    # sbi's posteriors take no seed
     with seeded(derive(seed, "posterior")), torch.no_grad():
         samples = posterior.sample_batched((num_samples,), x=y, show_progress_bars=False)
     return draws_and_truth(samples, theta)[0]
@@ -262,13 +261,13 @@ def draw(posterior: Any, theta: Any, y: Any, num_samples: int, seed: int | None)
 def _density_credibility(posterior: Any, samples: Tensor, theta: Tensor, y: Any, seed: int | None) -> Tensor:
     if not hasattr(posterior, "log_prob_batched"):
         raise TypeError(
-            f"posterior is a {type(posterior).__name__} without a density, expected log_prob_batched: "
-            'type region="ellipsoid"'
+            f"Expected a posterior with log_prob_batched, got a {type(posterior).__name__} without a density. "
+            'Pass region="ellipsoid".'
         )
-    # sbi's normalisation doesn't end out of distribution, and the order of densities doesn't need it.
+    # sbi's normalisation may not terminate out of distribution, and the order of densities does not need it
     known = inspect.signature(posterior.log_prob_batched).parameters
     options = {"norm_posterior": False} if "norm_posterior" in known else {}
-    # One call for truth and draws, so that a density estimated by Monte Carlo uses the same numbers for both.
+    # one call for truth and draws, so that a Monte Carlo density uses the same random numbers for both
     points = torch.cat([theta[None], samples]).float()
     with seeded(derive(seed, "density")), torch.no_grad():
         logs = posterior.log_prob_batched(points, x=finite(y, "y").float(), **options)
@@ -278,7 +277,7 @@ def _density_credibility(posterior: Any, samples: Tensor, theta: Tensor, y: Any,
 def _names(names: Sequence[str] | None, p: int) -> tuple[str, ...]:
     labels = tuple(f"θ{k + 1}" for k in range(p)) if names is None else tuple(names)
     if len(labels) != p:
-        raise ValueError(f"names={list(labels)} came, expected {p} of them: type names=task.theta_names")
+        raise ValueError(f"Expected {p} names, got {list(labels)}. Pass names=task.theta_names.")
     return labels
 
 
@@ -289,11 +288,11 @@ def _verdict(zeta: Tensor, p_any: float, alpha: float) -> str:
     words = []
     if biased:
         words.append(f"biased (slope): estimates too {'low' if mean > 0 else 'high'}")
-    # Ranks that crowd at one end have a small deviation whatever the width is.
+    # strong bias concentrates ranks at one end and so reduces their deviation at any width
     if 2 * (1 - tail) < alpha:
         words.append("too narrow (∪): over-confident")
     elif 2 * tail < alpha and abs(mean) < 1.5:
         words.append("too wide (∩): under-confident")
     if not words and p_any < alpha:
-        words.append("not uniform, in no simple shape")
-    return "; ".join(words) or "calibrated: no fault shows"
+        words.append("not uniform: neither bias nor width alone")
+    return "; ".join(words) or "calibrated: no miscalibration detected"

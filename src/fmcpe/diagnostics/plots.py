@@ -1,8 +1,7 @@
-"""Pictures of posteriors and of their calibration.
+"""Plots of posteriors and of their calibration.
 
-Every function returns a `matplotlib.figure.Figure` made without pyplot: no window opens, no global state changes,
-and `figure.savefig("name.pdf")` writes it. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart, and lines also differ in their dashes, for print without colour.
+Every function returns a `matplotlib.figure.Figure` made without pyplot: no window opens and no global state changes.
+Colours are the colour-blind-safe palette of Okabe and Ito; lines also differ in their dashes, for print without colour.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _BLUE, _ORANGE = COLORS[:2]
 def rank_histograms(results: SBCResult | Mapping[str, SBCResult]) -> Figure:
     """Rank histograms with the 95 % band: methods as columns, parameters as rows.
 
-    A bin that leaves the band is orange. ∪ is too narrow, ∩ too wide, a slope is bias. Bars are cut at four times
-    the expected count, with the count written on them, so that one bad method doesn't flatten the others.
+    A bin outside the band is orange. ∪ is too narrow, ∩ too wide, a slope is bias. Bars are cut at four times the
+    expected count, with the count written on them, so that one bad method does not flatten the others.
     """
     methods = {"": results} if isinstance(results, SBCResult) else dict(results)
     names = _same_names(methods)
@@ -120,11 +119,11 @@ def corner(
     """Kernel-density corner plot of several posteriors for one observation, with the truth.
 
     Args:
-        posteriors: Draws (S, p), or a mapping from a method's name to its draws. The curves on the diagonal have one height.
-        truth: The true parameters, (p,).
+        posteriors: Draws (S, p), or a mapping from method names to draws. Densities on the diagonal have the same height.
+        truth: True parameters, (p,).
         names: Names of the parameters.
-        levels: Mass inside the contours of the pair plots, two of them being readable.
-        colors: One per method, in place of the usual ones.
+        levels: Mass inside the contours; more than two are hard to read.
+        colors: One colour per method, in place of the default palette.
     """
     given = posteriors if isinstance(posteriors, Mapping) else {"": posteriors}
     methods = {name: finite(s, "posteriors", "(S, p)").numpy() for name, s in given.items()}
@@ -132,8 +131,10 @@ def corner(
     labels = list(names) if names is not None else [f"θ{k + 1}" for k in range(p)]
     star = None if truth is None else finite(truth, "truth").reshape(-1).numpy()
     if {p, len(labels), p if star is None else len(star)} != {p} or any(s.shape[1] != p for s in methods.values()):
-        came = f"draws {[s.shape for s in methods.values()]}, names {labels}, truth {star}"
-        raise ValueError(f"{came}, expected {p} parameters in each: type names=None, truth=None")
+        shapes = [s.shape for s in methods.values()]
+        raise ValueError(
+            f"Expected {p} parameters in each, got draws {shapes}, names {labels}, truth {star}. Pass names=None, truth=None."
+        )
     palette = tuple(colors or COLORS)
     size = max(3.2, 1.0 + 1.9 * p)
     figure = Figure(figsize=(size, size), layout="constrained")
@@ -184,18 +185,18 @@ def before_after(
     max_shown: int = 40,
     titles: tuple[str, str] = ("Before correction", "After correction"),
 ) -> Figure:
-    """True against estimated, with intervals: uncorrected on the left, corrected on the right.
+    """Estimated against true parameters, with intervals: uncorrected on the left, corrected on the right.
 
-    An interval that misses the truth is orange. All observations count in the titles; `max_shown` of them are
-    drawn, from the smallest truth to the largest.
+    An interval that misses the truth is orange. The titles count all observations; `max_shown` of them are plotted,
+    evenly spaced by the rank of the truth.
 
     Args:
         before: Draws of the uncorrected posterior, (S, B, p).
         after: Draws of the corrected posterior, (S, B, p).
-        theta: Truth, (B, p).
+        theta: True parameters, (B, p).
         names: Names of the parameters.
         level: Level of the intervals.
-        max_shown: How many observations are drawn.
+        max_shown: Number of observations plotted.
         titles: Titles of the two columns.
     """
     truth = draws_and_truth(before, theta)[1]
@@ -236,7 +237,9 @@ def before_after(
 def _same_names(methods: Mapping[str, Any]) -> tuple[str, ...]:
     names = {tuple(result.names) for result in methods.values()}
     if len(names) != 1:
-        raise ValueError(f"results with parameters {sorted(names)} came, expected one set of names: type names=...")
+        raise ValueError(
+            f"Expected one set of parameter names, got {sorted(names)}. Pass the same names= to every sbc or coverage."
+        )
     return names.pop()
 
 
@@ -250,11 +253,11 @@ def _limits(columns: list[np.ndarray], truth: float | None) -> tuple[float, floa
 
 
 def _kde(points: np.ndarray) -> stats.gaussian_kde | None:
-    # A grid of 60² points and 2000 draws is a second's work per panel, and nobody sees more draws than that.
+    # 2000 draws on a grid of 60² points take a second per panel; more make no visible difference
     try:
         return stats.gaussian_kde(points[:: max(1, len(points) // 2000)].T)
     except np.linalg.LinAlgError:
-        return None  # draws that don't vary have no density
+        return None  # draws that do not vary have no density
 
 
 def _density_line(axes: Axes, draws: np.ndarray, limits: tuple[float, float], color: str, dash: Any) -> None:
@@ -296,7 +299,7 @@ def _legend(figure: Figure, methods: list[str], truth: bool = False, palette: Se
     if truth:
         handles.append(Line2D([], [], color="black", lw=0.9, marker="s", ms=4, label="truth"))
     if handles:
-        # an entry takes about 1.4 inches: a row of more would be cut off
+        # an entry is about 1.4 inches wide, and a longer row would be cut off
         ncols = min(len(handles), max(2, int(figure.get_figwidth() / 1.4)))
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, frameon=False)
 

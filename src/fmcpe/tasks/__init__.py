@@ -1,4 +1,4 @@
-"""Benchmark tasks: a cheap simulator, the real process it gets wrong, and the truth where it is known.
+"""Benchmark tasks: a misspecified simulator, the real process, and the reference posterior if it is known.
 
 task = tasks.get("pendulum")
 theta, y = task.calibration_set(50, seed=0)
@@ -39,7 +39,7 @@ __all__ = [
     "names",
 ]
 
-# A file per task. Imported when used: torch and sbi take seconds, and a command line wants the names at once.
+# Tasks are imported on use: torch and sbi take seconds, and the command line needs only the names.
 _TASKS = {
     "gaussian": "Gaussian",
     "pendulum": "Pendulum",
@@ -58,7 +58,7 @@ _HOMES = {cls: task.replace("-", "_") for task, cls in _TASKS.items()} | {
 
 
 def names() -> tuple[str, ...]:
-    """The names that `get` knows."""
+    """Names of the tasks."""
     return tuple(_TASKS)
 
 
@@ -67,13 +67,13 @@ def find(name: str) -> type[Task]:
     if name.startswith("zoo/"):
         from fmcpe.tasks.zoo.problem import Problem
 
-        importlib.import_module("fmcpe.tasks.zoo").split(name)  # an unknown name is refused
+        importlib.import_module("fmcpe.tasks.zoo").split(name)  # raises an error for an unknown name
         return Problem
     if name not in _TASKS:
         known = ", ".join(map(repr, _TASKS))
         raise ValueError(
-            f"There is no task named {name!r}; the tasks are {known}, and the problems of fmcpe.tasks.zoo.names(): pass one of "
-            "these."
+            f"Expected one of {known}, or a problem of fmcpe.tasks.zoo.names(), got {name!r}. "
+            "Try fmcpe.tasks.get('pendulum')."
         )
     return __getattr__(_TASKS[name])
 

@@ -1,8 +1,7 @@
-"""What a task is: prior p(θ), simulator x ~ S(θ), real process y ~ p(y|θ), and p(θ|y) where it is known.
+"""The task interface: prior p(θ), simulator x ~ S(θ), real process y ~ p(y|θ), and p(θ|y) if it is known.
 
-Pairs come in blocks of `BLOCK` rows. Block k of a stream has a seed of its own, derived from
-(seed, task, stream, k), so a smaller set is a prefix of a larger one and the calibration and test
-streams never meet.
+Pairs are generated in blocks of `BLOCK` rows. Block k of a stream has a seed derived from (seed, task, stream, k), so a
+smaller set is a prefix of a larger one, and calibration and test streams are disjoint.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ class Reference(Protocol):
         """Log density of each row of ``theta`` ``(N, p)``, shape ``(N,)``.
 
         Raises:
-            NotImplementedError: If the posterior is known through draws alone.
+            NotImplementedError: If only draws of the posterior are available.
         """
         ...
 
 
 class Task(ABC):
-    """A benchmark problem. A subclass says how to simulate and how to observe; pairs and checks are here.
+    """A benchmark problem. Subclasses implement the simulator and the real process; pairs and checks are here.
 
-    A task with measured data overrides `_pairs`, and lets `_observe` be a stand-in or raise.
+    A task with measured data overrides `_pairs`, and `_observe` is a stand-in or raises.
 
     Attributes:
-        name: What `fmcpe.tasks.get` calls it.
+        name: Name for `fmcpe.tasks.get`.
         theta_names: One label per parameter.
         x_shape: Shape of one observation.
-        prior: The true prior, the one the pairs come from.
-        real_side: What y is: a ``"process"`` that the task defines, a ``"stand-in"`` for measurements that are not at
-            hand, or ``"measured"``. Tables, pictures and files say so, by `label` and `real_data`.
-        simulator_is_noisy: Whether two simulations at one θ differ.
-        data_label: What one number of the data is, with its unit.
+        prior: The true prior, from which the pairs are drawn.
+        real_side: Origin of y: a ``"process"`` that the task defines, a ``"stand-in"`` for measurements that are not
+            available, or ``"measured"``. Shown in tables, figures and files through `label` and `real_data`.
+        simulator_is_noisy: Whether the simulator is stochastic.
+        data_label: Axis label of the data, with the unit.
     """
 
     name: ClassVar[str]
@@ -69,27 +68,27 @@ class Task(ABC):
 
     @property
     def label(self) -> str:
-        """The name, with what y is where the task does not define it: for titles and names of files."""
+        """The name, with the origin of y if it is not a process; for titles and file names."""
         return self.name if self.real_side == "process" else f"{self.name}-{self.real_side}"
 
     @property
     def real_data(self) -> str:
-        """What y is, in words."""
+        """Description of y."""
         words = {"process": "real data", "stand-in": "a stand-in for real data", "measured": "measured data"}
         return words[self.real_side]
 
     @property
     def test_limit(self) -> int | None:
-        """How many test pairs there are, where they were measured; None where there is no limit."""
+        """Number of measured test pairs; None if there is no limit."""
         return None
 
     @property
     def simulation_prior(self) -> Distribution:
-        """The prior that simulations are drawn from: the true one, unless the task is about its being wrong."""
+        """The prior of the simulations: the true one, unless the task has a misspecified prior."""
         return self.prior
 
     def simulator(self, theta: Tensor) -> Tensor:
-        """Simulate each row of ``theta`` ``(N, p)``, with fresh noise from torch's global generator."""
+        """Simulate at each row of ``theta`` ``(N, p)``, with fresh noise from torch's global generator."""
         return self._simulate(self._checked_theta(theta))
 
     def observe(self, theta: Tensor) -> Tensor:
@@ -106,10 +105,10 @@ class Task(ABC):
         """The first ``n`` pairs ``(theta, y)`` of the calibration stream of ``seed``.
 
         Args:
-            n: How many.
-            seed: Which stream.
-            paired: Return ``(theta, y, x)``, with the simulation x that each y was built from, as
-                ``FMCPE(base).fit(theta, y, x=x)`` takes it. Of the tasks, `gaussian-ci` alone builds y from x.
+            n: Number of pairs.
+            seed: Seed of the stream.
+            paired: Return ``(theta, y, x)``, with the simulation x that each y was built from, for
+                ``FMCPE(base).fit(theta, y, x=x)``. Only `gaussian-ci` builds y from x.
         """
         n = pair_count(n)
         return (
@@ -131,11 +130,11 @@ class Task(ABC):
                 perfectly trained base posterior would give for the same data.
         """
         if side not in ("real", "simulator"):
-            raise ValueError(f"side={side!r} is not a side of a task; pass 'real' or 'simulator'.")
+            raise ValueError(f"Expected 'real' or 'simulator', got side={side!r}. Pass side='real'.")
         return self._reference(self._checked_observation(y), side)
 
     def embedding_net(self) -> nn.Module | None:
-        """A fresh network that summarises data for the base posterior, or None if vectors are fine as they are."""
+        """A new embedding network for the base posterior, or None if the data are vectors."""
         return None
 
     def plot(self, seed: int = 0) -> Figure:
@@ -152,15 +151,15 @@ class Task(ABC):
 
     def _reference(self, y: Tensor, side: Side) -> Reference:
         raise NotImplementedError(
-            f"Task {self.name!r} has no reference posterior on the {side} side; "
-            "score the posterior against theta of test_set(n, seed) instead."
+            f"Expected a task with a reference posterior, got {self.name!r}, which has no reference posterior on the {side} "
+            "side. Score the posterior against theta of test_set(n, seed) instead."
         )
 
     def _observe_with_x(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Real data, and the simulations that they were built from."""
+        """Real data, and the simulations from which they were built."""
         raise NotImplementedError(
-            f"paired=True was passed, but y of task {self.name!r} is not built from a simulation, so none belongs to it; "
-            "leave paired out, and simulate with task.simulator(theta)."
+            f"Expected a task whose y is built from a simulation, got paired=True: y of task {self.name!r} is not built from "
+            "a simulation. Leave paired out, and simulate with task.simulator(theta)."
         )
 
     def _pairs(self, n: int, stream: Stream, seed: int) -> tuple[Tensor, Tensor]:
@@ -170,7 +169,7 @@ class Task(ABC):
     def _stream(
         self, n: int, stream: Stream, seed: int, observe: Callable[[Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
-        """The first ``n`` rows of θ and of what is observed at it."""
+        """The first ``n`` rows of θ, and of what is observed at them."""
         blocks = []
         for k in range(-(-n // BLOCK)):
             with seeded(derive(seed, self.name, stream, k)):
@@ -183,21 +182,21 @@ class Task(ABC):
         p = len(self.theta_names)
         if theta.ndim != 2 or theta.shape[1] != p:
             raise ValueError(
-                f"theta has shape {tuple(theta.shape)}, but {self.name!r} expects (N, {p}), one row per run; "
-                f"pass theta.reshape(-1, {p})."
+                f"Expected theta of shape (N, {p}) for {self.name!r}, got shape {tuple(theta.shape)}. "
+                f"Pass theta.reshape(-1, {p})."
             )
         if not torch.isfinite(theta).all():
             bad = int((~torch.isfinite(theta)).any(1).sum())
             raise ValueError(
-                f"theta has {bad} rows with NaN or infinite values, but {self.name!r} expects finite ones; "
-                "pass theta[theta.isfinite().all(1)]."
+                f"Expected finite theta for {self.name!r}, got {bad} rows with NaN or infinite values. "
+                "Pass theta[theta.isfinite().all(1)]."
             )
         outside = ~self.prior.support.check(theta)  # type: ignore[union-attr]
         if outside.any():
             raise ValueError(
-                f"theta has {int(outside.sum())} of {len(theta)} rows outside the prior's support, the first "
-                f"{theta[outside][0].tolist()}, but {self.name!r} expects physical parameters inside it; map "
-                "them back from the unconstrained space, or draw them with task.prior.sample((n,))."
+                f"Expected physical parameters inside the prior's support of {self.name!r}, got {int(outside.sum())} of "
+                f"{len(theta)} rows outside the prior's support, the first {theta[outside][0].tolist()}. Map them back from "
+                "the unconstrained space, or draw them with task.prior.sample((n,))."
             )
         return theta
 
@@ -205,21 +204,19 @@ class Task(ABC):
         y = torch.as_tensor(y)
         if tuple(y.shape) not in (self.x_shape, (1, *self.x_shape)):
             raise ValueError(
-                f"y has shape {tuple(y.shape)}, but the reference posterior of {self.name!r} expects one "
-                f"observation of shape {self.x_shape}; pass one row, such as y[0]."
+                f"Expected one observation of shape {self.x_shape} for the reference posterior of {self.name!r}, got shape "
+                f"{tuple(y.shape)}. Pass one row, such as y[0]."
             )
         if not torch.isfinite(y).all():
             raise ValueError(
-                "y has NaN or infinite values, but a reference posterior expects finite data; "
-                "drop or repair that observation first."
+                "Expected a finite observation for the reference posterior, got NaN or infinite values in y. "
+                "Drop or repair that observation."
             )
         return y.reshape(self.x_shape)
 
 
 def pair_count(n: int) -> int:
-    """`n`, if a set can have so many pairs."""
+    """`n`, checked to be a valid number of pairs."""
     if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
-        raise ValueError(
-            f"n={n!r} pairs were asked for, but a set holds a whole number of at least one; pass n=50, say."
-        )
+        raise ValueError(f"Expected a whole number of at least one pair, got n={n!r}. Pass n=50, for example.")
     return int(n)

@@ -1,7 +1,7 @@
-"""Fetching the chambers' data sets: a complete folder appears, or everything is as it was.
+"""Download of the chambers' data sets, atomically: a failed download leaves nothing behind.
 
-The causalchamber package knows where each data set is and its checksum. The bytes are fetched here: the package takes an
-error page of the server for the archive, reads all of it into memory, and waits for ever.
+The causalchamber package provides address and checksum of each data set. The archive is fetched here because the package
+accepts error pages, reads everything into memory and has no timeout.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ _ELSEWHERE = (
 
 
 def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None] | None = None) -> Path:
-    """Fetch the measured data of a task, unless they are there.
+    """Fetch the measured data of a task, unless they are already there.
 
-    What will be fetched, from where and how large it is, is said before it starts. The archive's checksum is compared, what
-    it holds is read, and the folder appears under its name only when it is complete.
+    Source and size are announced first. The folder gets its final name only after the checksum and the content are verified.
 
     Args:
         task: ``"wind-tunnel"`` or ``"light-tunnel"``.
-        root: Folder to put the data set's folder in; pass the same to ``tasks.get(task, data=root)``.
-        say: Receives the messages; by default they go to the standard error stream.
+        root: Parent of the data set's folder; pass the same to ``tasks.get(task, data=root)``.
+        say: Receives the messages; standard error by default.
 
     Returns:
         The data set's folder.
@@ -51,11 +50,11 @@ def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None]
         ValueError: If the task has no measurements.
         ImportError: If the ``chambers`` extra is not installed.
         ConnectionError: If the network or the server fails.
-        OSError: If what came, or what is there already, is not the data set.
+        OSError: If the download, or an existing folder, is not the data set.
     """
     if task not in _DATASETS:
         known = " and ".join(map(repr, _DATASETS))
-        raise ValueError(f"There are no measurements to download for {task!r}; {known} have some: pass one of these.")
+        raise ValueError(f"Expected a task with measurements, {known}, got {task!r}. Pass one of these.")
     say = say or _to_stderr
     (name, read), root = _DATASETS[task], Path(root)
     target = root / name
@@ -67,35 +66,36 @@ def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None]
         size = "of unknown size" if length is None else f"{length / 1e6:.1f} MB"
         say(f"Fetching {name} for {task!r} from {url} ({size}) to {target}.")
         root.mkdir(parents=True, exist_ok=True)
-        # In the same folder, so that the last step is a rename, which cannot be half done.
+        # in the same folder, so that the last step is an atomic rename
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
             archive, unpacked = Path(scratch, "archive.zip"), Path(scratch, "unpacked")
-            # A bar appears if it takes long.
+            # show a bar only if it takes long
             with tqdm(desc=name, total=length, unit="B", unit_scale=True, delay=2, leave=False) as bar:
                 _fetch(chunks, archive, md5, url, name, bar.update)
             _unpack(archive, unpacked, name, read)
             if target.exists():
-                target.rmdir()  # it is empty, or there would have been an error before
+                target.rmdir()  # empty: `_is_there` has checked
             (unpacked / name).rename(target)
-    say(f"{name} is complete and its checksum is right.")
+    say(f"{name} is complete and its checksum is correct.")
     return target
 
 
 def _is_there(target: Path, read: Callable[[Path], Any]) -> bool:
-    """Whether the data set was put there before, and whole; refuses a folder with something else in it."""
+    """Whether the complete data set exists already; raises an error if the folder contains anything else."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return False
     try:
         read(target)
     except (ValueError, OSError) as error:
         raise FileExistsError(
-            f"{target} is there, but it is not complete ({error}) Remove it, or download to another folder."
+            f"Expected the complete data set or no folder, got {target}, which is not complete ({str(error).rstrip('.')}). "
+            "Remove it, or download to another folder."
         ) from error
     return True
 
 
 def _address(name: str) -> tuple[str, str]:
-    """Where a data set is, and its checksum. Importing the package's module asks the network for the list of data sets."""
+    """Address and checksum of a data set. Importing the package's module fetches the list of data sets."""
     quiet = contextlib.redirect_stdout(io.StringIO())  # the package prints on import
     try:
         with quiet:
@@ -103,44 +103,42 @@ def _address(name: str) -> tuple[str, str]:
             import requests  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"{error.name!r} is not installed, but downloads are made with it; type: pip install 'fmcpe[chambers]'."
+            f"Expected {error.name!r} to be installed, got no such package. Run: pip install 'fmcpe[chambers]'."
         ) from error
     try:
         with quiet:
             import causalchamber.datasets.main as datasets
         listed = dict(datasets.directory["datasets"])
-    except (
-        Exception
-    ) as error:  # no network, an error page, or the log-in page of a hotel: each breaks it in its own way
+    except Exception as error:  # no network, an error page and a captive portal raise different errors
         raise ConnectionError(
-            f"The list of data sets could not be fetched ({type(error).__name__}), and a network was expected. Try again, or "
+            f"Expected the list of data sets from the network, got {type(error).__name__}. Try again, or "
             f"{_ELSEWHERE.format(name=name)}."
         ) from error
     if name not in listed:
         raise FileNotFoundError(
-            f"The causal chambers' directory has no data set {name!r} any more; look for it at https://causalchamber.org, "
-            "and pass its folder as data=."
+            f"Expected data set {name!r} in the causal chambers' directory, got a list without it. Look for it at "
+            "https://causalchamber.org, and pass its folder as data=."
         )
     return listed[name]["url"], listed[name]["md5"]
 
 
 @contextlib.contextmanager
 def _opened(url: str, name: str) -> Iterator[tuple[int | None, Iterator[bytes]]]:
-    """The length of what is at `url`, and its bytes, not yet fetched."""
+    """The length of the content of `url`, and an iterator over its bytes."""
     import requests
 
     try:
         reply = requests.get(url, stream=True, timeout=_TIMEOUT)
     except (requests.RequestException, OSError) as error:
         raise ConnectionError(
-            f"{url} could not be reached ({type(error).__name__}), and a network was expected. Nothing was kept; try again, or "
+            f"Expected an answer from {url}, got {type(error).__name__}. Nothing was kept. Try again, or "
             f"{_ELSEWHERE.format(name=name)}."
         ) from error
     with contextlib.closing(reply):
         if not reply.ok:
             raise ConnectionError(
-                f"{url} answered {reply.status_code} {reply.reason}, but {name} was expected there. Nothing was kept; try "
-                f"again later, or {_ELSEWHERE.format(name=name)}."
+                f"Expected {name} from {url}, got {reply.status_code} {reply.reason}. Nothing was kept. Try again later, or "
+                f"{_ELSEWHERE.format(name=name)}."
             )
         length = reply.headers.get("content-length", "")
         yield int(length) if length.isdigit() else None, reply.iter_content(_CHUNK)
@@ -149,7 +147,7 @@ def _opened(url: str, name: str) -> Iterator[tuple[int | None, Iterator[bytes]]]
 def _fetch(
     chunks: Iterator[bytes], path: Path, md5: str, url: str, name: str, progress: Callable[[int], object]
 ) -> None:
-    """Write the bytes to `path` and compare their checksum."""
+    """Write the bytes to `path` and verify their checksum."""
     digest, count = hashlib.md5(usedforsecurity=False), 0
     try:
         with path.open("wb") as file:
@@ -157,19 +155,19 @@ def _fetch(
                 digest.update(chunk)
                 count += file.write(chunk)
                 progress(len(chunk))
-    except OSError as error:  # those of requests are among them
+    except OSError as error:  # includes those of requests
         raise ConnectionError(
-            f"{name} broke off after {count / 1e6:.1f} MB from {url} ({error}). Nothing was kept; try again."
+            f"Expected all of {name} from {url}, got {count / 1e6:.1f} MB ({error}). Nothing was kept. Try again."
         ) from error
     if digest.hexdigest() != md5:
         raise OSError(
-            f"What {url} sent, {count / 1e6:.1f} MB, has the checksum {digest.hexdigest()}, but {md5} was expected of {name}. "
-            "Nothing was kept; try again, and if it happens twice, look at https://causalchamber.org for news."
+            f"Expected {name} with checksum {md5} from {url}, got {count / 1e6:.1f} MB with checksum {digest.hexdigest()}. "
+            "Nothing was kept. Try again; if the error persists, look at https://causalchamber.org for news."
         )
 
 
 def _unpack(archive: Path, to: Path, name: str, read: Callable[[Path], Any]) -> None:
-    """Extract the archive, and make sure that the task can read what is in it."""
+    """Extract the archive, and verify that the task can read its content."""
     try:
         with zipfile.ZipFile(archive) as file:
             file.extractall(to)
@@ -177,8 +175,8 @@ def _unpack(archive: Path, to: Path, name: str, read: Callable[[Path], Any]) -> 
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         reason = str(error).replace(str(to), archive.name)
         raise OSError(
-            f"The archive of {name} has the right checksum and not the expected layout ({reason}) Nothing was kept; look at "
-            "https://causalchamber.org for a change."
+            f"Expected the known layout in the archive of {name}, got another one ({reason.rstrip('.')}). Nothing was kept. "
+            "Look at https://causalchamber.org for changes."
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Everything linear and Gaussian, so that both posteriors are exact.
+"""A linear Gaussian task, so that both posteriors are exact.
 
     θ   ~ N(μ, Σ)
     x|θ ~ N(Aθ + b, Σ_x)
-    y|θ ~ N(C(Aθ + b) + d, C Σ_x Cᵀ + Σ_y)      the simulator's output, mixed, shifted and noisier
+    y|θ ~ N(C(Aθ + b) + d, C Σ_x Cᵀ + Σ_y)      the simulator's output, mixed, shifted and with more noise
 
 For data N(Bθ + c, R): cov[θ|y] = (Σ⁻¹ + BᵀR⁻¹B)⁻¹ and E[θ|y] = μ + cov BᵀR⁻¹ (y − Bμ − c).
 """
@@ -26,7 +26,7 @@ _KEYS = ("prior_loc", "prior_cov", "A", "b", "lik_cov", "C", "d", "noise_cov")
 
 
 class GaussianReference:
-    """A Gaussian posterior. Linear algebra is in float64: y's covariance has a condition number of 1e4 and more.
+    """A Gaussian posterior. Linear algebra is in float64, since the condition number of y's covariance exceeds 1e4.
 
     Attributes:
         mean: ``(p,)``, float64.
@@ -58,8 +58,8 @@ class Gaussian(Task):
     """The Gaussian task: 3 parameters and 10 data dimensions.
 
     Args:
-        seed: Which random matrices.
-        matrices: Use these instead, under the keys ``prior_loc, prior_cov, A, b, lik_cov, C, d, noise_cov``.
+        seed: Seed of the random matrices.
+        matrices: Given matrices instead, with keys ``prior_loc, prior_cov, A, b, lik_cov, C, d, noise_cov``.
     """
 
     name = "gaussian"
@@ -69,13 +69,12 @@ class Gaussian(Task):
         missing = [key for key in _KEYS if key not in chosen]
         if missing:
             raise ValueError(
-                f"The matrices lack {', '.join(missing)}, but the Gaussian task expects {', '.join(_KEYS)}; "
-                "add the missing arrays."
+                f"Expected matrices {', '.join(_KEYS)}, got none for {', '.join(missing)}. Add the missing arrays."
             )
         loc, cov, A, b, lik_cov, C, d, noise_cov = (
             torch.as_tensor(np.asarray(chosen[key]), dtype=torch.float64) for key in _KEYS
         )
-        # Archives round to float32 and lose symmetry, which moves posterior means by 1e-5.
+        # archives in float32 are not exactly symmetric, which shifts posterior means by 1e-5
         cov, lik_cov, noise_cov = ((R + R.T) / 2 for R in (cov, lik_cov, noise_cov))
         self._loc, self._cov = loc, cov
         self._models: dict[Side, tuple[Tensor, Tensor, Tensor]] = {

@@ -1,10 +1,10 @@
-"""Does y depend on θ through x alone? A Gaussian task with a dial for it.
+"""A Gaussian task in which y depends on θ directly, not only through x, with adjustable strength α.
 
     θ ~ U[−3, 3]⁵,   x = Aθ + 0.5 ε  (20 numbers),   y = Cx + αDθ + 0.3 ε'
 
-At α = 0 a map from y to x is all that a correction needs; at α > 0, θ acts on y directly. Entries of A, C and D are
-N(0, 1), drawn once (the paper does not say how its own were). y is built from the very x, so paired simulations exist:
-`calibration_set(n, seed, paired=True)`. Both posteriors are Gaussians cut to the box.
+At α = 0 a correction needs only a map from y to x; at α > 0, θ acts on y directly. Entries of A, C and D are N(0, 1), drawn
+once (the paper does not state its distribution). y is built from x, so paired simulations exist:
+`calibration_set(n, seed, paired=True)`. Both posteriors are Gaussians truncated to the box.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GaussianCI(Task):
 
     Args:
         alpha: Strength α of the direct effect of θ on y; the paper has 0, 0.5, 1, 2 and 5.
-        seed: Which random matrices.
+        seed: Seed of the random matrices.
     """
 
     name = "gaussian-ci"

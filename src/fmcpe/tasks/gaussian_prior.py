@@ -1,7 +1,6 @@
-"""The Gaussian task with a wrong prior as well: simulations come from N(μ + δ, αΣ), pairs from N(μ, Σ).
+"""The Gaussian task with a misspecified prior: simulations come from N(μ + δ, αΣ), pairs from N(μ, Σ).
 
-The simulator is the one of `gaussian`, and so is the real process. What a perfectly trained base posterior gives is the
-posterior under the wrong prior.
+Simulator and real process are those of `gaussian`. A perfectly trained base posterior is the posterior under the wrong prior.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class GaussianPrior(Gaussian):
     """The Gaussian task with simulations from a shifted and wider prior.
 
     Args:
-        seed: Which random matrices: those of ``"gaussian"`` with the same seed.
+        seed: Seed of the random matrices, which equal those of ``"gaussian"``.
         delta: Shift δ of each prior mean.
         alpha: Factor α of the prior covariance.
         matrices: As for `Gaussian`.

@@ -1,7 +1,7 @@
-"""Reference posteriors that are known through weighted candidates: draw many, keep some by their weight.
+"""Reference posteriors by sampling-importance-resampling.
 
-A subclass proposes candidates close to the posterior, with exact importance weights. How close is told by the effective
-sample size (Σw)²/Σw²; where it is small, more candidates make up for it.
+A subclass proposes candidates close to the posterior, with exact importance weights. If the effective sample size (Σw)²/Σw² is
+small, more candidates are drawn.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 
 PILOT = 4096
-_POOL = 32  # candidates per draw, so that few draws share a candidate
+_POOL = 32  # candidates per draw, so that draws rarely share a candidate
 _GOOD_ESS = 0.4
-_MAX_CANDIDATES = 2_000_000  # that a small effective sample size can ask for
+_MAX_CANDIDATES = 2_000_000  # upper bound if the effective sample size is small
 
 
 def draw_rows(weights: Tensor, n: int) -> Tensor:
     """Indices drawn in proportion to `weights`, from torch's global generator.
 
-    By the inverse cdf and not by torch.multinomial, which is limited to 2^24 categories. Where all weights are 0 any will do.
+    Uses the inverse cdf, since torch.multinomial is limited to 2^24 categories. If all weights are 0, indices are arbitrary.
     """
     cdf = (weights if weights.any() else torch.ones_like(weights)).cumsum(0)
     return torch.searchsorted(cdf, torch.rand(n, dtype=torch.float64) * cdf[-1]).clamp_max(len(cdf) - 1)
 
 
 def effective_size(weights: Tensor) -> float:
-    """How many equally weighted candidates these are worth."""
+    """Effective sample size of the weights."""
     return float(weights.sum() ** 2 / (weights**2).sum().clamp_min(1e-300))
 
 
 class ImportanceReference(ABC):
-    """A posterior of which only draws are known.
+    """A posterior that provides draws but no density.
 
     Attributes:
         ess: Effective sample size of the importance weights, as a fraction of the candidates.
@@ -57,10 +57,10 @@ class ImportanceReference(ABC):
         return theta.float().reshape(*shape, theta.shape[1])
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Not available: what is not θ is integrated by Monte Carlo."""
+        """Not available: nuisance parameters are integrated by Monte Carlo."""
         raise NotImplementedError(
-            f"{type(self).__name__} is known through draws alone, since what is not theta is integrated by Monte Carlo; use "
-            "sample((n,)) and compare draws."
+            f"Expected a posterior with a density, got {type(self).__name__}, which integrates nuisance parameters by Monte "
+            "Carlo. Use sample((n,)) and compare draws."
         )
 
     @abstractmethod
@@ -68,15 +68,15 @@ class ImportanceReference(ABC):
         """``n`` rows near the posterior, float64, and their importance weights up to a factor."""
 
     def _theta(self, candidates: Tensor) -> Tensor:
-        """θ of each row that was kept."""
+        """θ of each resampled row."""
         return candidates
 
-    def _own_up(self, enough: bool, why: str) -> None:
-        """Warn whoever asked the task for this posterior that its draws are approximate."""
+    def _warn_unless(self, enough: bool, why: str) -> None:
+        """Warn that the draws are approximate, unless the effective sample size is large enough."""
         if not enough:
             warnings.warn(
-                f"{type(self).__name__} has an effective sample size of {self.ess:.2%} of its candidates, which is little: "
-                f"{why}. Treat its draws as approximate, or leave this observation out of averages.",
+                f"Expected a larger effective sample size of {type(self).__name__}, got {self.ess:.2%} of its candidates "
+                f"({why}). Treat its draws as approximate, or leave this observation out of averages.",
                 FMCPEWarning,
                 stacklevel=5,
             )

@@ -1,13 +1,13 @@
-"""A light tunnel: from a photograph of a light behind two polarisers, which colour has it, and how are they turned?
+"""A light tunnel: infer the colour of a light and the angle of two polarisers from a photograph.
 
     θ = (R, G, B, α) ~ U([0, 255]³ × [0, 1]),   x = α (R, G, B)/255 inside a hexagon, black outside
 
-is model F1 of the causal chambers, which has no noise; α = cos² of the angle between the polarisers. Real photographs
-are either measured (``data=``) or a **stand-in**: model F3 with the makers' constants, a blurred edge, a dark offset, shot
-noise and bytes (`light_tunnel_model`).
+is model F1 of the causal chambers, which has no noise; α = cos² of the angle between the polarisers. Real photographs are
+either measured (``data=``) or come from a **stand-in**: model F3 with the published constants, a blurred edge, a dark offset,
+shot noise and 8-bit quantisation (`light_tunnel_model`).
 
-Under F1 a dim light and crossed polarisers look alike: the posterior is a curve. In the stand-in they differ, since each
-channel's polarisers leak differently.
+Under F1 a dim light and crossed polarisers give the same image: the posterior is a curve. Under the stand-in they differ,
+since the polarisers leak differently in each channel.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fmcpe.tasks.light_tunnel_reference import CameraReference, F1Reference
 
 
 class LightTunnel(Task):
-    """The light tunnel. Images are ``(64, 64, 3)``, row, column and channel, from 0 to 1.
+    """The light tunnel. Images are ``(64, 64, 3)``: row, column and channel, from 0 to 1.
 
-    50 000 of them are 2.3 GiB: simulate in batches.
+    50 000 images take 2.3 GiB: simulate in batches.
 
     Args:
-        data: Folder with the measured data set ``lt_camera_v1`` (see `fmcpe.tasks.download`); without it the real side is
-            a stand-in.
-        camera: Other constants of the stand-in.
+        data: Folder with the measured data set ``lt_camera_v1`` (see `fmcpe.tasks.download`); without it the task uses a
+            stand-in.
+        camera: Constants of the stand-in.
     """
 
     name = "light-tunnel"
@@ -54,14 +54,14 @@ class LightTunnel(Task):
 
     @property
     def test_limit(self) -> int | None:
-        """How many test pairs were measured; None for the stand-in."""
+        """Number of measured test pairs; None for the stand-in."""
         return None if self._measured is None else self._measured.test_limit
 
     def embedding_net(self) -> nn.Module:
-        """Two strided 2-d convolutions, the first of patches: (B, 64, 64, 3) to (B, 16).
+        """Two strided 2-d convolutions, the first over patches: (B, 64, 64, 3) to (B, 16).
 
-        What an image tells is a colour and where the hexagon's edge is. Patches of 8 by 8 that do not overlap train to a lower
-        validation loss than windows that do (8 by 8, 4 apart, and a layer more), in half of the time.
+        Disjoint 8 by 8 patches reach a lower validation loss than overlapping ones (stride 4, one more layer), in half the
+        time.
         """
         return nn.Sequential(
             ChannelsFirst(),

@@ -1,17 +1,16 @@
-"""Cameras that look into the light tunnel: model F1, and a stand-in for the real one.
+"""Camera models of the light tunnel: model F1, and a stand-in for the real camera.
 
-Model F1 (Gamella et al., 2025) paints a hexagon of one colour on black:
+Model F1 (Gamella et al., 2025) renders a hexagon of one colour on black:
 
     x[i, j, k] = m[i, j] · α (R, G, B)_k / 255.
 
-The stand-in is model F3, in which the sensor mixes colours (S), balances white (w) and the polarisers leak (T_c) and absorb
-(T_p < 1), with four things more that a camera does: the edge is blurred, there is light without a source (the dark
-offset d), photons arrive at random, and bytes are what is kept:
+The stand-in is model F3, in which the sensor mixes colours (S) and balances white (w), and the polarisers leak (T_c) and absorb
+(T_p < 1), with four additions: a blurred edge, a dark offset d, shot noise and 8-bit quantisation:
 
     v_k = e w_k (S (R, G, B)/255)_k ((T_p − T_c)_k α + T_c,k)
     y[i, j, k] = round(255 clip(s + √(g s + ρ²) ε, 0, 1)) / 255,   s = d + v_k h[i, j],   h the blurred m.
 
-Each channel sees θ through one number, v_k, and pixels are independent given it.
+Each channel depends on θ through one number, v_k, and pixels are independent given v_k.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _CENTRE, _RADIUS = 0.5, 0.22
 
 
 def hexagon(size: int = SIZE) -> Tensor:
-    """Which pixels lie in the hexagon, ``(size, size)``. Row 0 is the top, and a pixel's place is its lower left corner."""
+    """Mask of the pixels in the hexagon, ``(size, size)``. Row 0 is the top; a pixel's position is its lower left corner."""
     column = torch.arange(size, dtype=torch.float64)
     x, y = column[None, :], (size - 1 - column)[:, None]
     angles = torch.arange(6, dtype=torch.float64) * math.pi / 3
@@ -46,22 +45,22 @@ def hexagon(size: int = SIZE) -> Tensor:
 
 @dataclass(frozen=True)
 class Camera:
-    """The stand-in's constants.
+    """Constants of the stand-in.
 
-    Mixing and polarisers are those that the makers of the tunnel measured for model F3 (tutorial of the causalchamber
-    package); dark offset, blur and noise are a camera's usual ones. White balance and exposure are those of a camera that
-    nobody set up: red too dark, green and blue too bright.
+    Mixing and polarisers are those measured for model F3 (tutorial of the causalchamber package); dark offset, blur and noise
+    are typical of a camera. White balance and exposure are those of an unadjusted camera: red too dark, green and blue too
+    bright.
 
     Args:
-        mixing: S, a row per channel of the sensor.
+        mixing: S, one row per channel of the sensor.
         white_balance: w.
         passed: T_p, transmission of aligned polarisers.
-        leaked: T_c, transmission of crossed ones.
+        leaked: T_c, transmission of crossed polarisers.
         exposure: e.
         blur: Standard deviation of the edge's blur, pixels.
-        dark: d, as a share of full scale.
+        dark: d, as a fraction of full scale.
         shot: g, variance of the photon noise at full scale.
-        read: ρ, standard deviation of the readout.
+        read: ρ, standard deviation of the read noise.
     """
 
     mixing: tuple[tuple[float, float, float], ...] = (
@@ -105,7 +104,7 @@ class Photographs:
         return self.mixing.sum(1) * self._passed
 
     def transmission(self, alpha: Tensor) -> Tensor:
-        """Share of each channel's light that passes the polarisers, ``(*, 3)`` from α ``(*, 1)``."""
+        """Transmission of the polarisers in each channel, ``(*, 3)`` from α ``(*, 1)``."""
         return (self._passed - self._leaked) * alpha + self._leaked
 
     def levels(self, theta: Tensor) -> Tensor:
@@ -124,11 +123,11 @@ class Photographs:
         """Log p(one channel's pixels | v) up to a constant, as a function of v.
 
         Args:
-            channel: ``(64, 64)``; values between two bytes count as the nearer.
+            channel: ``(64, 64)``; values are rounded to 8 bits.
         """
         profile = self.profile.flatten()
-        lit = profile > 1e-3  # beyond, v moves a pixel by a thousandth of its noise
-        # Pixels of the same profile and byte have the same likelihood, and inside the edge all profiles are 1.
+        lit = profile > 1e-3  # elsewhere, v changes a pixel by less than a thousandth of its noise
+        # pixels of equal profile and value have equal likelihood, and inside the edge all profiles are 1
         keys = torch.stack([profile[lit].round(decimals=4), (255 * channel.double().flatten()[lit]).round()], 1)
         values, counts = keys.unique(dim=0, return_counts=True)
         h, byte, counts = values[:, 0].numpy(), values[:, 1].numpy(), counts.double().numpy()

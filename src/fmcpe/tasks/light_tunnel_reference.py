@@ -1,13 +1,13 @@
 """Posteriors of the light tunnel's θ = (R, G, B, α) for one image.
 
-A channel sees θ through one level v_k, so p(v|image) is three quadratures. What is left is to share v out between colour
-and polarisers: with (R, G, B)/255 = c = M⁻¹ (v / t(α)), where t is the polarisers' transmission,
+A channel depends on θ through one level v_k, so p(v|image) is three quadratures. It remains to separate colour and
+polarisers: with (R, G, B)/255 = c = M⁻¹ (v / t(α)), where t is the polarisers' transmission,
 
     p(v, α | image) ∝ Π_k L_k(v_k) / t_k(α)   where c is in [0, 1]³, and 0 elsewhere,
 
-the 1/t being the volume element of c in v. Levels are drawn from L, α from cells, and both are reweighted exactly.
+where 1/t is the Jacobian of c in v. Levels are drawn from L, α from cells, and both are reweighted exactly.
 
-Model F1 has no noise, v is known and t_k = α: the density of α is α⁻³ between the brightest level and 1.
+Model F1 has no noise, so v is known, and t_k = α: the density of α is α⁻³ between the brightest level and 1.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fmcpe.tasks.importance import PILOT, ImportanceReference, draw_rows, effect
 from fmcpe.tasks.light_tunnel_model import Photographs, hexagon
 from fmcpe.tasks.quadrature import Quadrature
 
-_CELLS = 1024  # of α
-_LEVELS = 64  # draws of v that decide where α can be
+_CELLS = 1024  # cells of α
+_LEVELS = 64  # draws of v to find the support of α
 _PILOTS = (PILOT, 16 * PILOT, 128 * PILOT)
-_ENOUGH = 100  # effective candidates of a pilot
+_ENOUGH = 100  # effective sample size of a pilot
 
 
 class F1Reference:
     """The posterior under model F1: a curve in θ, from the brightest level's α to α = 1.
 
-    An image that F1 cannot paint is first replaced by the nearest that it can, which is what the posterior under F1 plus
-    pixel noise tends to as the noise vanishes.
+    An image that F1 cannot produce is replaced by the nearest that it can: the limit of the posterior under F1 with pixel
+    noise as the noise vanishes.
 
     Attributes:
         levels: α(R, G, B)/255 of the nearest F1 image, ``(3,)``, float64.
@@ -45,7 +45,7 @@ class F1Reference:
     def sample(self, sample_shape: Sequence[int] = (), seed: int | None = None) -> Tensor:
         """Draw (R, G, B, α), shape ``(*sample_shape, 4)``."""
         shape = as_sample_shape(sample_shape)
-        # α⁻³ of a black image cannot be normalised: a floor far below a byte
+        # α⁻³ of a black image is not integrable: a floor far below one grey level
         lowest = float(self.levels.max().clamp_min(1e-6)) ** -2
         with seeded(seed):
             u = torch.rand(shape.numel(), 1, dtype=torch.float64)
@@ -56,12 +56,13 @@ class F1Reference:
     def log_prob(self, theta: Tensor) -> Tensor:
         """Not available: the posterior lies on a curve."""
         raise NotImplementedError(
-            "Model F1 has no noise, so its posterior lies on a curve and has no density; use sample((n,)) and compare draws."
+            "Expected a posterior with a density, got that of model F1, which has no noise: its posterior lies on a curve. "
+            "Use sample((n,)) and compare draws."
         )
 
 
 class CameraReference(ImportanceReference):
-    """The posterior under the stand-in camera. An image that no θ explains is given candidates clamped to the prior."""
+    """The posterior under the stand-in camera. For an image that no θ explains, candidates are clamped to the prior."""
 
     def __init__(self, image: Tensor, photographs: Photographs):
         self._photographs = photographs
@@ -79,10 +80,10 @@ class CameraReference(ImportanceReference):
                 if effective >= _ENOUGH:
                     break
                 self._aim(theta[:, 3], weights)
-        self._own_up(effective >= _ENOUGH, f"of {size} candidates, hardly any explains the image")
+        self._warn_unless(effective >= _ENOUGH, f"hardly any of {size} candidates explains the image")
 
     def _set_cells(self) -> None:
-        """Where α can be, from a few draws of the levels; the others are not ruled out, only rare."""
+        """Cell weights of α from a few draws of the levels; other cells keep a small weight."""
         centres = (torch.arange(_CELLS, dtype=torch.float64) + 0.5) / _CELLS
         levels = self._draw_levels(_LEVELS)
         weights = self._weights(levels.repeat_interleave(_CELLS, 0), centres.repeat(_LEVELS)[:, None])[1]
@@ -90,7 +91,7 @@ class CameraReference(ImportanceReference):
         self._cells = 0.9 * mass / mass.sum().clamp_min(1e-300) + 0.1 / _CELLS
 
     def _aim(self, alpha: Tensor, weights: Tensor) -> None:
-        """Better cells from a pilot that hit little: at a corner of the prior hardly any level is possible."""
+        """Refine the cells after a poor pilot: at a corner of the prior few levels are possible."""
         if not weights.any():
             return
         mass = torch.zeros(_CELLS, dtype=torch.float64)

@@ -3,8 +3,8 @@
     θ   ~ N(θ₀, σ₀²)
     x_i ~ N(θ + λ, σ²),   y_i ~ N(θ, σ²),   i = 1..n
 
-Some θ, namely θ* − λ, makes the simulator reproduce y exactly, so no look at the data reveals the error,
-and E[θ|x=y] → θ* − λ however much data there is. Pairs (θ, y) do reveal it.
+At θ = θ* − λ the simulator reproduces y exactly, so the data alone cannot reveal the error, and E[θ|x=y] → θ* − λ as n
+grows. Pairs (θ, y) do reveal it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fmcpe.tasks.options import finite, positive
 class Offset(Task):
     """The one-parameter offset task.
 
-    With the defaults the simulator's posterior sits 3.2 of its own standard deviations from the true one.
+    With the defaults the simulator's posterior is 3.2 of its standard deviations from the true one.
 
     Args:
-        lam: The simulator's offset λ; 0 makes the simulator right.
+        lam: The simulator's offset λ; with 0 the simulator is correct.
         sigma: Noise σ of one measurement.
         prior_loc: Prior mean θ₀.
         prior_std: Prior standard deviation σ₀.
-        num_measurements: How many measurements n make one observation.
+        num_measurements: Number of measurements n per observation.
     """
 
     name = "offset"

@@ -1,6 +1,6 @@
-"""Options of tasks: which numbers they take, and how a command line gives them.
+"""Options of tasks: validation, and parsing from the command line.
 
-A task's options are the arguments of its constructor, so the signature says what there is, of what type, and the default.
+A task's options are the arguments of its constructor, so its signature gives their names, types and defaults.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ if TYPE_CHECKING:
 
 
 def finite(**values: float) -> None:
-    """Refuse an option that is NaN or infinite."""
+    """Raise an error for an option that is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise ValueError(f"{name}={value} came, but a finite number was expected; pass {name}=1, say.")
+            raise ValueError(f"Expected a finite number, got {name}={value}. Pass {name}=1, for example.")
 
 
 def not_negative(**values: float) -> None:
-    """Refuse an option that is not zero or a positive, finite number."""
+    """Raise an error for an option that is not a non-negative, finite number."""
     finite(**values)
     for name, value in values.items():
         if value < 0:
-            raise ValueError(f"{name}={value} is negative, but it must not be; pass {name}=0, say.")
+            raise ValueError(f"Expected a number of at least 0, got {name}={value}. Pass {name}=0, for example.")
 
 
 def positive(**values: float) -> None:
-    """Refuse an option that is not a positive, finite number."""
+    """Raise an error for an option that is not a positive, finite number."""
     finite(**values)
     for name, value in values.items():
         if not value > 0:
-            raise ValueError(f"{name}={value} is not positive, but it must be; pass {name}=1, say.")
+            raise ValueError(f"Expected a positive number, got {name}={value}. Pass {name}=1, for example.")
 
 
 def interval(name: str, bounds: tuple[float, float], *, may_be_a_point: bool = False) -> None:
-    """Refuse a range that is not 0 <= low < high, or 0 <= low <= high where it may be a point."""
+    """Raise an error for a range that is not 0 <= low < high, or 0 <= low <= high if it may be a point."""
     low, high = bounds
     if not (0 <= low <= high < math.inf) or (low == high and not may_be_a_point):
         order = "0 <= low <= high" if may_be_a_point else "0 <= low < high"
-        raise ValueError(f"{name}=({low}, {high}) is not a range; pass finite {order}.")
+        raise ValueError(
+            f"Expected a finite range {order}, got {name}=({low}, {high}). Pass {name}=(0, 1), for example."
+        )
 
 
 def from_text(task: type[Task], settings: Iterable[str]) -> dict[str, Any]:
@@ -58,25 +60,25 @@ def from_text(task: type[Task], settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
-            raise ValueError(f"option {setting!r} has no value, but name=value was expected; type {setting}=VALUE.")
+            raise ValueError(f"Expected name=value, got option {setting!r} without a value. Type {setting}=VALUE.")
         if name not in readers:
             known = ", ".join(f"{option} ({shown})" for option, (shown, _) in readers.items())
             raise ValueError(
-                f"task {task.name!r} has no option {name!r}; "
-                + (f"its options, with their defaults, are {known}." if known else "it has no options: leave it out.")
+                f"Expected an option of task {task.name!r}, got {name!r}. "
+                + (f"Its options, with their defaults, are {known}." if known else "It has no options: leave it out.")
             )
         shown, read = readers[name]
         try:
             options[name] = read(text)
         except ValueError:
             raise ValueError(
-                f"option {name} came as {text!r}, but something like {shown} was expected; type {name}={shown}."
+                f"Expected a value like {shown} for option {name}, got {text!r}. Type {name}={shown}."
             ) from None
     return options
 
 
 def _readers(task: type[Task]) -> dict[str, tuple[str, Callable[[str], Any]]]:
-    """For each option that a text can give: its default as one would type it, and what makes a value of a text."""
+    """For each option that the command line can set: its default as text, and its parser."""
     readers: dict[str, tuple[str, Callable[[str], Any]]] = {}
     for name, parameter in inspect.signature(task, eval_str=True).parameters.items():
         hint, default = parameter.annotation, parameter.default

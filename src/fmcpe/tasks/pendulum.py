@@ -1,10 +1,10 @@
-"""A pendulum whose simulator forgets friction.
+"""A damped pendulum whose simulator has no friction.
 
     θ = (ω₀, A),  ω₀ ~ U[0, 3],  A ~ U[0.5, 10],  φ ~ U[0, 2π],  α ~ U[0, 1],  η ~ N(0, 0.1²)
     x(t) = A cos(ω₀t + φ) + η(t)
     y(t) = e^{−αt} A cos(ω₀t + φ) + η(t)        200 times, evenly spaced on [0, 10]
 
-φ and α are drawn anew for each run and belong to nobody's θ.
+φ and α are nuisance parameters, drawn anew for each run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pendulum(Task):
     Args:
         omega_range: Prior range of the angular frequency ω₀.
         amplitude_range: Prior range of the amplitude A.
-        damping_range: Range of the real process's damping α; ``(0, 0)`` makes the simulator right.
+        damping_range: Range of the real process's damping α; with ``(0, 0)`` the simulator is correct.
         noise_std: Standard deviation of η.
     """
 
@@ -59,8 +59,8 @@ class Pendulum(Task):
     def embedding_net(self) -> nn.Module:
         """A strided convolution over the series: (B, 200) to (B, 16).
 
-        The fastest oscillation has 42 samples per period, so the first stride of 8 aliases nothing, and it
-        makes an epoch on a CPU three times as fast as strides of 4, 2, 2.
+        The fastest oscillation has 42 samples per period, so the first stride of 8 does not alias. An epoch on a CPU is
+        three times as fast as with strides of 4, 2, 2.
         """
         return nn.Sequential(
             nn.Unflatten(1, (1, self.num_times)),

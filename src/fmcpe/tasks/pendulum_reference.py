@@ -4,11 +4,11 @@ With q = e^{(iω−α)Δ} and times kΔ, the log likelihood of (ω, α, φ, A) i
 
     bA − aA²/2,   b = Re(e^{iφ} Σ y_k q^k) / σ²,   a = ½ Σ |q|^{2k} / σ² + ½ Re(e^{2iφ} Σ q^{2k}) / σ².
 
-A is uniform in polar coordinates, so A | ω, α, φ is a truncated normal and integrates out in closed form, at
-the edges of its range too. (In (c, s) = (A cos φ, A sin φ) the prior would carry a factor 1/A.) That leaves a
-smooth function L(ω, α, φ) on a box, whose peak may be 1e-4 or 1 wide. The box is cut into cells, and cells that
-can hold mass are halved until L hardly changes across one. Draws from the cells are then reweighted by exact
-values of L, so the grid costs efficiency and no bias.
+A is uniform in polar coordinates, so A | ω, α, φ is a truncated normal and integrates out in closed form. (In
+(c, s) = (A cos φ, A sin φ) the prior would have a factor 1/A.) This leaves a smooth function L(ω, α, φ) on a box,
+whose peak may be 1e-4 or 1 wide. The box is divided into cells, and cells that can have mass are halved until L is
+nearly constant on each. Draws from the cells are reweighted by exact values of L, so the grid affects efficiency
+only, not bias.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fmcpe.tasks.truncated_normal import log_normal_mass, truncated_normal
 Array = NDArray
 Range = tuple[float, float]
 
-_FIRST_CELLS = (64, 8, 16)  # per axis ω, α, φ
+_FIRST_CELLS = (64, 8, 16)  # along ω, α, φ
 _MAX_CELLS = 200_000
 _NEGLIGIBLE = 16.0  # log of the density ratio at which a resolved cell is dropped
 _RESOLVED = 0.5  # change of L from a cell's centre to its face
@@ -40,7 +40,7 @@ class PendulumReference(ImportanceReference):
     """Posterior of (ω₀, A) for one series sampled at 0, Δ, 2Δ, …
 
     Attributes:
-        num_cells: Cells the posterior was resolved into.
+        num_cells: Number of cells.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class PendulumReference(ImportanceReference):
         self._step, self._noise_std, self._amplitude_range = step, noise_std, amplitude_range
         times = step * torch.arange(len(y), dtype=torch.float64)
         energy = self._y**2
-        # ω and the phase at t=0 are strongly correlated; ω and the phase where the energy is are not.
+        # ω correlates strongly with the phase at t=0, but not with the phase at the centre of the signal's energy
         self._pivot = float((times * energy).sum() / energy.sum().clamp_min(1e-300))
 
         axes = (omega_range, damping_range, (0.0, 2 * math.pi))
         low = torch.tensor([a for a, _ in axes], dtype=torch.float64)
         width = torch.tensor([b - a for a, b in axes], dtype=torch.float64)
-        # A series that a model of amplitude >= A_min cannot follow still curves L like that model does.
+        # a series with amplitude below A_min still gives L the curvature of a model with A_min
         floor = amplitude_range[0] ** 2 * torch.exp(-2 * damping_range[0] * times) if not width[1] else 0.0
         power = torch.maximum(energy, torch.as_tensor(floor, dtype=torch.float64)) / noise_std**2
         spread = float((power * (times - self._pivot) ** 2).sum())
@@ -72,7 +72,7 @@ class PendulumReference(ImportanceReference):
             self._resolve(low, width, curvature)
             self.ess = self._pilot()[0]
         self.num_cells = len(self._centres)
-        self._own_up(self.ess >= _LOW_ESS, f"{self.num_cells} cells do not resolve the posterior")
+        self._warn_unless(self.ess >= _LOW_ESS, f"{self.num_cells} cells do not resolve the posterior")
 
     def _resolve(self, low: Tensor, width: Tensor, curvature: Tensor) -> None:
         """Drop cells without mass and halve the others along the axes where L still changes."""
@@ -92,8 +92,8 @@ class PendulumReference(ImportanceReference):
             change = self._change(centres[best], torch.softmax(value[best], 0))
             split = change > _RESOLVED
             if not split.any():
-                # The best centres can all lie where L is flat while a thin ridge passes between other centres, so
-                # weigh cells by more than their centre before trusting the pilot.
+                # the best centres can all lie where L is flat while a thin ridge passes between others, so weigh
+                # cells by more than their centre before using the pilot
                 inside = [centres + width * (torch.rand(len(centres), 3, dtype=torch.float64) - 0.5) for _ in range(3)]
                 values = [value] + [self._log_target(points)[0] for points in inside]
                 self._set_cells(centres, width, torch.stack(values).logsumexp(0))
@@ -111,7 +111,7 @@ class PendulumReference(ImportanceReference):
 
     def _set_cells(self, centres: Tensor, width: Tensor, value: Tensor) -> None:
         self._centres, self._width = centres, width
-        # The flatter second part keeps weights bounded where a cell's centre undersells the cell.
+        # the flatter second part bounds the weights where L at a cell's centre is below the rest of the cell
         self._cells = 0.9 * torch.softmax(value, 0) + 0.1 * torch.softmax(value / 2, 0)
         self._log_cells = self._cells.log()
 
@@ -123,7 +123,7 @@ class PendulumReference(ImportanceReference):
         return weights @ change.abs().amax(1)
 
     def _pilot(self) -> tuple[float, Tensor]:
-        """Effective sample size as a fraction, and the change per axis where the mass turns out to be."""
+        """Effective sample size as a fraction, and the change per axis where the mass is."""
         points, weights = self._candidates(PILOT)
         best = weights.topk(512)
         change = self._change(points[best.indices], best.values / best.values.sum())
@@ -137,7 +137,7 @@ class PendulumReference(ImportanceReference):
 
     def _log_target(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """L at each (ω, α, φ at the pivot), with the mean and std of the normal that A is truncated from."""
-        # In numpy, whose loops are serial: torch threads exp and log of a few thousand numbers, at four times the cost.
+        # numpy is serial here: torch would parallelise exp and log of a few thousand numbers, at four times the cost
         parts = [self._log_target_chunk(chunk.numpy()) for chunk in points.split(_CHUNK)]
         value, mean, std = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
         return value, mean, std
@@ -146,13 +146,13 @@ class PendulumReference(ImportanceReference):
         omega, alpha, pivot_phase = points.T
         q = np.exp((-alpha + 1j * omega) * self._step)
         projection = np.zeros_like(q)
-        for y_k in self._y.flip(0).tolist():  # Horner's rule: stable for |q| <= 1, and no table of n powers
+        for y_k in self._y.flip(0).tolist():  # Horner's rule: stable for |q| <= 1 without a table of powers
             projection *= q
             projection += y_k
         turn = np.exp(1j * (pivot_phase - omega * self._pivot))
         n = len(self._y)
         power = _geometric(np.abs(q) ** 2, n) + (turn**2 * _geometric(q**2, n)).real
-        # At ω=0, φ=±π/2 the model is 0 whatever A is; the floor keeps that limit finite.
+        # at ω=0, φ=±π/2 the model is 0 for every A; the floor keeps that limit finite
         a = np.maximum(power / 2 / self._noise_std**2, 1e-8)
         b = (turn * projection).real / self._noise_std**2
         mean, std = b / a, 1 / np.sqrt(a)
@@ -170,7 +170,7 @@ class PendulumReference(ImportanceReference):
 
 
 def _geometric(ratio: Array, n: int) -> Array:
-    """Σ_{k<n} ratio^k by doubling, which unlike (1 − r^n)/(1 − r) holds near r = 1."""
+    """Σ_{k<n} ratio^k by doubling, which unlike (1 − r^n)/(1 − r) is accurate near r = 1."""
     total, power = np.zeros_like(ratio), np.ones_like(ratio)
     for bit in f"{n:b}":
         total, power = total + power * total, power * power

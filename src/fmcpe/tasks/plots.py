@@ -1,6 +1,6 @@
-"""A picture of each task: what is simulated and what really happens, side by side at the same θ.
+"""Figures of the tasks: simulated and real data side by side at the same θ.
 
-``python -m fmcpe.tasks.plots docs/tasks`` writes the pictures of the documentation.
+``python -m fmcpe.tasks.plots docs/tasks`` writes the figures of the documentation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fmcpe._random import derive, seeded
 from fmcpe.nn.embeddings import SERIES_FROM
 from fmcpe.tasks.base import Task
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito's, as everywhere in the library
+BLUE, ORANGE = "#0072B2", "#D55E00"  # palette of Okabe and Ito, as in `fmcpe.diagnostics.plots`
 _PANELS = 3
 _IMAGES = 6
 _SIMULATIONS = 12
@@ -29,11 +29,11 @@ _SCATTER = 150
 
 
 def side_by_side(task: Task, seed: int = 0) -> Figure:
-    """Simulated and real data of a task at the same θ, with the two priors where they differ.
+    """Simulated and real data of a task at the same θ, and the two priors if they differ.
 
     Args:
         task: Any task.
-        seed: Which pairs of the task's test set are shown, and the noise of the simulations.
+        seed: Seed of the task's test set and of the simulations' noise.
     """
     with seeded(derive(seed, task.name, "plot")):
         if len(task.x_shape) == 3:
@@ -51,7 +51,7 @@ def _real_label(task: Task) -> str:
 
 
 def _vectors(task: Task, seed: int) -> Figure:
-    """Three θ: many simulations and one real observation each."""
+    """Many simulations and one real observation at each of three θ."""
     priors_differ = int(task.simulation_prior is not task.prior)  # one panel more
     theta, y = spread(*task.test_set(9, seed))
     times: Tensor | None = getattr(task, "times", None)
@@ -93,7 +93,7 @@ def _priors(axes: Axes, task: Task) -> None:
 
 
 def _scatter(task: Task, seed: int) -> Figure:
-    """One number per observation: against the parameter."""
+    """Scalar data against the parameter."""
     theta, y = task.test_set(_SCATTER, seed)
     figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     axes = figure.subplots()
@@ -121,12 +121,12 @@ def _images(task: Task, seed: int) -> Figure:
 
 
 def image_of(image: Tensor) -> np.ndarray:
-    """What `imshow` takes: (height, width, 3) as it is, (1, height, width) without its channel."""
+    """Array for `imshow`: (height, width, 3) unchanged, (1, height, width) without its channel."""
     return image[0].numpy() if image.shape[0] == 1 else image.clamp(0, 1).numpy()
 
 
 def spread(theta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs whose first parameter is low, middling and high."""
+    """Pairs with a low, a medium and a high first parameter."""
     order = theta[:, 0].argsort()
     rows = order[torch.linspace(1, len(order) - 2, _PANELS).round().long()]
     return theta[rows], y[rows]
@@ -146,15 +146,15 @@ def _tidy(axes: Axes) -> None:
 
 
 def png_text(task: Task) -> dict[str, str]:
-    """What a picture file says about its data, for whoever finds it under another name."""
+    """PNG metadata that identify the data."""
     return {"Title": task.label, "Description": f"simulated data and {task.real_data}"}
 
 
 def small_png(figure: Figure, dpi: int, colours: int, text: Mapping[str, str] | None = None) -> bytes:
-    """A PNG with a palette, a third of the size that matplotlib writes.
+    """A PNG with a palette, a third of the size of matplotlib's.
 
     Args:
-        figure: The picture.
+        figure: The figure.
         dpi: Dots per inch.
         colours: Size of the palette.
         text: Metadata of the file.
@@ -172,7 +172,7 @@ def small_png(figure: Figure, dpi: int, colours: int, text: Mapping[str, str] | 
 
 
 def write_pictures(arguments: list[str], usage: str, pictures: Callable[[], Iterable[tuple[str, bytes]]]) -> int:
-    """A command that writes pictures, each with its file name, to the one folder it is given; the exit code."""
+    """Command that writes (file name, PNG) pairs to the folder given as its argument; returns the exit code."""
     if len(arguments) != 1:
         sys.stderr.write(f"Expected one folder, got {len(arguments)}. Type: {usage}\n")
         return 2
@@ -184,7 +184,7 @@ def write_pictures(arguments: list[str], usage: str, pictures: Callable[[], Iter
 
 
 def main(arguments: list[str]) -> int:
-    """Write the picture of each task to a folder."""
+    """Write the figure of each task to a folder."""
     from fmcpe import tasks
 
     def pictures() -> Iterator[tuple[str, bytes]]:

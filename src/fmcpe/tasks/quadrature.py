@@ -1,7 +1,7 @@
 """One-parameter posteriors by quadrature.
 
-A density on an interval is evaluated at nodes, cells without mass are dropped, the others are cut finer, and between
-nodes the density is taken to be linear: draws invert its cdf exactly. The prior may jump at the edges between pieces.
+A density on an interval is evaluated at nodes; cells without mass are dropped and the others refined. Between nodes the density
+is linear, and draws invert its cdf exactly. The prior may jump at the edges between pieces.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Quadrature:
 
     Args:
         log_likelihood: ``(N,) float64 -> (N,)``.
-        edges: Where the prior density may jump, ascending, from the lowest to the highest value.
-        prior: The prior density, up to a constant, between one edge and the next.
-        cells: Number of cells per piece at first, and in all at the end (about).
+        edges: Points where the prior density may jump, ascending, including both ends of its support.
+        prior: Unnormalised prior density between consecutive edges.
+        cells: Initial number of cells per piece, and approximate final number in total.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Quadrature:
         cell = torch.searchsorted(self._cdf, torch.rand(n, dtype=torch.float64)).clamp_max(len(self._cdf) - 1)
         low, high = self._low[cell], self._high[cell]
         u = torch.rand(n, dtype=torch.float64)
-        # The root of low·s + (high − low)s²/2 = u(low + high)/2 in the form that holds for low = high.
+        # root of low·s + (high − low)s²/2 = u(low + high)/2, in the form that is valid for low = high
         root = (low**2 + u * (high**2 - low**2)).clamp_min(0).sqrt()
         share = u * (low + high) / (low + root).clamp_min(1e-300)
         return self._left[cell] + self._width[cell] * share.clamp(0, 1)
@@ -82,5 +82,5 @@ class Quadrature:
         return torch.where(inside, density - self._log_total, -torch.inf).float()
 
     def _log_density(self, values: Tensor, piece: Tensor) -> Tensor:
-        """At each of ``values`` ``(K, M)``, where row k lies in piece k of the prior."""
+        """Log density at ``values`` ``(K, M)``, where row k lies in piece k of the prior."""
         return self._log_likelihood(values.flatten()).reshape(values.shape) + self._log_prior[piece][:, None]

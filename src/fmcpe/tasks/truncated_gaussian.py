@@ -1,8 +1,8 @@
-"""A Gaussian cut to a box: the posterior of a linear Gaussian model under a uniform prior.
+"""A Gaussian truncated to a box: the posterior of a linear Gaussian model under a uniform prior.
 
-Where the box holds a fair share of the Gaussian's mass, draws are exact, by rejection. Where it does not, as when the
-wrong model's posterior lies far outside the box, they come from a Gibbs sampler: one chain per draw, each coordinate from
-its conditional, which is a truncated normal. The normaliser is Genz's integral over the box.
+If the box contains enough of the Gaussian's mass, draws are exact, by rejection. Otherwise, e.g. for a misspecified model whose
+posterior is far outside the box, a Gibbs sampler runs one chain per draw; the conditionals are truncated normals. The
+normaliser is Genz's integral over the box.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmcpe.tasks.truncated_normal import Array, log_normal_mass, truncated_norma
 _PILOT = 2048
 _MIN_ACCEPTED = 0.01
 _SWEEPS = 200
-_LOG2_POINTS = 12  # of the normaliser's integral
+_LOG2_POINTS = 12  # points of the normaliser's integral
 
 
 class TruncatedGaussian:
@@ -35,7 +35,7 @@ class TruncatedGaussian:
         high: Upper corner.
 
     Attributes:
-        acceptance: Share of the untruncated Gaussian's draws that lie in the box, from a pilot run.
+        acceptance: Fraction of the Gaussian's draws inside the box, from a pilot run.
     """
 
     def __init__(self, mean: Tensor, cov: Tensor, low: Tensor, high: Tensor):
@@ -51,7 +51,7 @@ class TruncatedGaussian:
         with seeded(seed):
             draw = self._reject if self.acceptance >= _MIN_ACCEPTED else self._gibbs
             draws = draw(shape.numel())
-        # Rounding to float32 may pass a bound that float64 respects.
+        # rounding to float32 may exceed a bound that float64 respects
         low, high = self.low.float(), self.high.float()
         return torch.minimum(torch.maximum(draws.float(), low), high).reshape(*shape, len(self.mean))
 
@@ -86,7 +86,7 @@ class TruncatedGaussian:
         return torch.from_numpy(theta)
 
     def _integral(self) -> float:
-        """Log of the Gaussian's mass in the box: coordinates one after the other, each given those before it (Genz)."""
+        """Log of the Gaussian's mass in the box, by sequential conditioning (Genz)."""
         factor = torch.linalg.cholesky(self.cov).numpy()
         mean, low, high = self.mean.numpy(), self.low.numpy(), self.high.numpy()
         points: Array = qmc.Sobol(len(mean), seed=0).random_base2(_LOG2_POINTS)

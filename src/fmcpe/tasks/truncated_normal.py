@@ -1,4 +1,4 @@
-"""Normals cut to an interval, right in both tails: log mass and draws by the inverse cdf in logs."""
+"""Normals truncated to an interval, accurate in both tails: log mass, and draws by the inverse cdf in logs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def truncated_normal(u: Array, mean: ArrayLike, std: ArrayLike, low: ArrayLike, 
 
 
 def _lower_tail(lower: Array, upper: Array) -> tuple[Array, Array, Array]:
-    """The interval, or its mirror image where it lies in the upper tail, in which Φ rounds to 1."""
+    """The interval, mirrored if it lies in the upper tail, where Φ rounds to 1."""
     mirrored = lower + upper > 0
     return np.where(mirrored, -upper, lower), np.where(mirrored, -lower, upper), mirrored

@@ -1,12 +1,12 @@
-"""A wind tunnel: from the pressure after a gust of the intake fan, how far is the hatch open?
+"""A wind tunnel: infer the position of the hatch from the pressure after an impulse of the intake fan.
 
     H ~ U[0, 45],   x = (1 − r(H)) g + ε,   ε ~ N(0, 0.2²),   50 readings, minus the first
 
-is model A2C3 of the causal chambers (`wind_tunnel_model`). What happens in the real tunnel is either measured (``data=``)
-or a **stand-in**: the same model with constants drawn once, namely other drag, inertia and response to the hatch, a lag of
-the sensor, a slow drift of the ambient pressure that is new in each run, and the sensor's quantisation.
+is model A2C3 of the causal chambers (`wind_tunnel_model`). Real data are either measured (``data=``) or come from a
+**stand-in**: the same model with other drag, inertia and response to the hatch, a lag of the sensor, a slow drift of the
+ambient pressure that differs in each run, and the sensor's quantisation.
 
-Given H both sides are Gaussian, drift included, so p(H|y) is a one-dimensional quadrature.
+Given H, simulated and real data are Gaussian, drift included, so p(H|y) is a one-dimensional quadrature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmcpe.tasks.chambers import Measurements, read_impulses
 from fmcpe.tasks.quadrature import Quadrature
 from fmcpe.tasks.wind_tunnel_model import DURATION, H_MAX, NUM_TIMES, Impulse, Tunnel
 
-# Readings are single-precision numbers near 10⁵ Pa, where these are 2⁻⁷ Pa apart.
+# readings are float32 near 10⁵ Pa, with a spacing of 2⁻⁷ Pa
 _QUANTUM = 2.0**-7
 
 
@@ -31,8 +31,8 @@ class WindTunnel(Task):
 
     Args:
         data: Folder with the measured data set ``wt_intake_impulse_v1`` (see `fmcpe.tasks.download`); without it the
-            real side is a stand-in.
-        seed: Which constants of the stand-in.
+            task uses a stand-in.
+        seed: Seed of the stand-in's constants.
     """
 
     name = "wind-tunnel"
@@ -53,7 +53,7 @@ class WindTunnel(Task):
 
     @property
     def test_limit(self) -> int | None:
-        """How many test pairs were measured; None for the stand-in."""
+        """Number of measured test pairs; None for the stand-in."""
         return None if self._measured is None else self._measured.test_limit
 
     def embedding_net(self) -> nn.Module:
@@ -90,7 +90,7 @@ class WindTunnel(Task):
 
 
 def stand_in(seed: int) -> Tunnel:
-    """A tunnel that differs from model A2C3, with constants drawn from ranges such as a worn fan and a dusty duct have."""
+    """A tunnel that differs from model A2C3, with constants in the range of a worn fan and a dusty duct."""
     with seeded(derive(seed, "wind-tunnel", "stand-in")):
         u = torch.rand(7, dtype=torch.float64).tolist()
 

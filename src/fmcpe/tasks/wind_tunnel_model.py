@@ -9,8 +9,8 @@ Z = (S_max/Q_max²)(1 − r)/r² and r = min(1, r₀ + βH/45). The root is Q = 
 
     S(ω) = (1 − r) w² S_max,      P(t) = (1 − r(H)) g(t),   g = S_max (w_in² − w_out²).
 
-Speeds do not depend on H, so g is computed once and H is one amplitude. Also r = 1 is no special case this way, where
-the quadratic formula divides by Z = 0.
+Speeds do not depend on H, so g is computed once and H enters as an amplitude. This form also covers r = 1, where the quadratic
+formula divides by Z = 0.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Tunnel:
     """The constants, in SI units. Those after `sensor_noise` are 0 in model A2C3.
 
     Args:
-        inertia: I, of one fan.
+        inertia: I of one fan.
         drag: K relative to τ(1)/ω_max².
         r_0: Airflow ratio with the hatch shut.
-        beta: What a fully open hatch adds to it.
+        beta: Increase of the ratio with the hatch fully open.
         hatch_power: γ in r = r₀ + β (H/45)^γ.
         sensor_noise: Standard deviation of one reading.
         sensor_lag: Time constant of the barometer.
         drift_slope: Standard deviation, over runs, of the ambient pressure's drift in Pa/s.
-        drift_bow: Standard deviation, over runs, of how far it bows from a straight line in mid-run, in Pa.
+        drift_bow: Standard deviation, over runs, of the drift's curvature: its deviation from a line in mid-run, in Pa.
         quantum: Step of the readings.
         torque: T, torque per unit of current.
-        current_min: C_min, of an idle fan.
-        current_max: C_max, at full load.
-        load_min: L_min, below which the load makes no difference.
+        current_min: C_min, current of an idle fan.
+        current_max: C_max, current at full load.
+        load_min: L_min, below which the load has no effect.
         omega_max: Speed at full load.
         pressure_max: S_max, static pressure at full speed without flow.
     """
@@ -85,7 +85,7 @@ class Impulse:
         self.shape = _lagged(tunnel.pressure_max * (w_in**2 - w_out**2), tunnel.sensor_lag)
         self.shape -= self.shape[0].clone()
         bow = 4 * times * (DURATION - times) / DURATION**2
-        # Both drifts are zero at the start, where the series is anchored.
+        # both drifts are zero at the start, whose value is subtracted
         self._drifts = torch.stack([tunnel.drift_slope * times, tunnel.drift_bow * bow])
 
     def amplitude(self, hatch: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Impulse:
         if self._drifts.any():
             readings += torch.randn(size, 2, dtype=torch.float64) @ self._drifts
         if quantum:
-            # The true pressure's distance from the sensor's steps is a matter of the weather.
+            # the ambient pressure is arbitrary relative to the sensor's quantisation steps
             phase = torch.rand(size, 1, dtype=torch.float64)
             readings = quantum * (readings / quantum + phase).round()
         return (readings - readings[:, :1]).float()
@@ -112,12 +112,12 @@ class Impulse:
     def log_likelihood(self, y: Tensor) -> Callable[[Tensor], Tensor]:
         """Log p(y|H) up to a constant, as a function of H. Drifts are integrated out in closed form.
 
-        Quantisation enters as its variance, quantum²/12, which is exact to many digits for steps below the noise.
+        Quantisation enters as its variance, quantum²/12, which is accurate for steps below the noise.
         """
         g, data = self.shape[1:], y.double().reshape(-1)[1:]
         variance = self.tunnel.sensor_noise**2 + self.tunnel.quantum**2 / 12
         drifts = self._drifts[:, 1:]
-        # The first reading is subtracted from all others, and so is its noise: the 1 beside the identity.
+        # subtracting the first reading adds its noise to all others: the 1 beside the identity
         covariance = variance * (torch.eye(len(g), dtype=torch.float64) + 1) + drifts.T @ drifts
         weighted = torch.linalg.solve(covariance, g)
         information, score = weighted @ g, weighted @ data
@@ -130,7 +130,7 @@ class Impulse:
 
 
 def _relative_speeds(tunnel: Tunnel, loads: tuple[float, ...]) -> Tensor:
-    """ω/ω_max at each sample, started at the steady speed of the first load."""
+    """ω/ω_max at each sample, from the steady state of the first load."""
 
     def torque(load: float) -> float:
         current = tunnel.current_max - tunnel.current_min
@@ -148,7 +148,7 @@ def _relative_speeds(tunnel: Tunnel, loads: tuple[float, ...]) -> Tensor:
 
 
 def _lagged(series: Tensor, lag: float) -> Tensor:
-    """A first-order low pass, exact for readings that hold from one sample to the next."""
+    """A first-order low-pass filter, exact for piecewise constant input."""
     follow = 1 - math.exp(-DURATION / (NUM_TIMES - 1) / lag) if lag else 1.0
     values = [series[0]]
     for value in series[1:]:

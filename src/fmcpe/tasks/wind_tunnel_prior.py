@@ -1,9 +1,9 @@
-"""The wind tunnel with a right simulator and a wrong prior.
+"""The wind tunnel with a correct simulator and a misspecified prior.
 
     H ~ U[0, 45] for pairs,   H ~ (1 − τ) U[0, 45] + τ U[10, 20] for simulations
 
-Model A2C3 (`wind_tunnel_model`) is on both sides. What a perfectly trained base posterior gives is the posterior under
-the wrong prior; at τ = 1 it never leaves [10, 20].
+Simulator and real process are model A2C3 (`wind_tunnel_model`). A perfectly trained base posterior is the posterior under the
+wrong prior; at τ = 1 its support is [10, 20].
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from fmcpe.tasks.wind_tunnel_model import H_MAX
 
 
 class WindTunnelPrior(WindTunnel):
-    """The wind tunnel with a right simulator and a wrong prior.
-
-    Model A2C3 is on both sides, and simulations come from (1 − τ) U[0, 45] + τ U[10, 20].
+    """The wind tunnel with a correct simulator and a misspecified prior, (1 − τ) U[0, 45] + τ U[10, 20].
 
     Args:
-        tau: Share τ of the narrow prior.
+        tau: Weight τ of the narrow prior.
     """
 
     name = "wind-tunnel-prior"
@@ -37,7 +35,7 @@ class WindTunnelPrior(WindTunnel):
         from sbi.utils import BoxUniform
 
         if not 0 <= tau <= 1:
-            raise ValueError(f"tau={tau} is not a share; pass a number from 0 to 1.")
+            raise ValueError(f"Expected a number from 0 to 1, got tau={tau}. Pass tau=0.5, for example.")
         super().__init__()
         self.tau = tau
         self._impulses["real"] = self._impulses["simulator"]

@@ -1,8 +1,8 @@
-"""The misspecification zoo: simulator families × kinds of misspecification, each name a distribution of problems.
+"""The misspecification zoo: simulator families × kinds of misspecification. Each name is a distribution of problems.
 
     task = fmcpe.tasks.get("zoo/sir-lag", seed=3)
 
-Half of the families are for development: settings of methods may be chosen on them. The other half is for reports only.
+Half of the families are for development, i.e. for tuning methods; the other half is for reporting only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from fmcpe.tasks.zoo.problem import Problem
 
 DEVELOPMENT = ("linear", "oscillator", "sir", "g-and-k", "heat", "transit", "enzyme", "beam")
-"""Families on which settings may be chosen; fixed before any method was run."""
+"""Families for tuning; fixed before any method was run."""
 
 REPORTING = (
     "pharmacokinetics", "fitzhugh-nagumo", "ornstein-uhlenbeck", "projectile", "kepler", "sources", "circuit",
 )  # fmt: skip
-"""Families for reports only."""
+"""Families for reporting only."""
 
 SEEDS = {"development": 0, "reporting": 100}
 """Seeds of the problems' constants in the benchmark, fixed before any method was run."""
@@ -92,7 +92,7 @@ def family_of(name: str) -> type[Family]:
 
 def get(name: str, seed: int = 0) -> Problem:
     """The problem of that name, with constants and severity drawn from `seed`."""
-    split(name)  # an unknown one is refused first
+    split(name)  # raises an error for an unknown name
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise TypeError(f"Expected a whole number as seed, got {seed!r}. Try fmcpe.tasks.get({name!r}, seed=0).")
     return _problem(name, int(seed))

@@ -1,4 +1,4 @@
-"""What a simulator family of the zoo is: constants from a seed, a prior, a noise-free response, additive noise."""
+"""Simulator families of the zoo: constants from a seed, a prior, a noise-free response, additive noise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fmcpe._random import derive
 
 
 class Constants:
-    """Random constants of a problem, the same for the same seed and streams.
+    """Random constants of a problem, determined by seed and streams.
 
     Args:
-        seed: The problem's seed.
-        *streams: What the constants are for.
+        seed: Seed of the problem.
+        *streams: Names of the use of the constants.
     """
 
     def __init__(self, seed: int, *streams: str) -> None:
@@ -48,7 +48,7 @@ class Constants:
 
 
 class Family(ABC):
-    """A simulator with its constants drawn.
+    """A simulator with random constants.
 
     Attributes:
         name: Short name.
@@ -57,8 +57,8 @@ class Family(ABC):
         shape: Shape of one observation: ``(d,)``, ``(channels, length)`` or ``(channels, height, width)``.
         noise: Standard deviation of the simulator's additive Gaussian noise; 0 if the response itself is random.
         is_series: Whether the last axis is time (or a row of an image), along which a sensor can lag or drift.
-        is_random: Whether the response itself is random, so that the density of the data is not known.
-        physics: What the missing physics of the family is, in words.
+        is_random: Whether the response itself is random, so that the likelihood is intractable.
+        physics: Description of the missing physics.
     """
 
     name: ClassVar[str]
@@ -79,12 +79,12 @@ class Family(ABC):
 
         Args:
             theta: Physical parameters, (B, p).
-            extra: Strength of what the simulator leaves out, (B, 1); 0 is the simulator's own physics.
+            extra: Strength of the missing physics, (B, 1); 0 for the simulator.
         """
 
 
 def log_normal(medians: Sequence[float], spread: float | Sequence[float]) -> Distribution:
-    """Independent positive parameters: medians, and standard deviations of their logs."""
+    """Independent log-normal parameters: medians, and standard deviations of their logs."""
     loc = torch.tensor(medians).log()
     return Independent(LogNormal(loc, torch.as_tensor(spread).expand(len(medians)).clone()), 1)
 
@@ -97,9 +97,9 @@ def integrate(
     Args:
         velocity: ``(state (K, B), t) -> (K, B)``.
         state: State at time 0.
-        step: Time between two rows of the answer.
-        number: How many rows.
-        substeps: Runge-Kutta steps between two rows.
+        step: Time between two output rows.
+        number: Number of output rows.
+        substeps: Runge-Kutta steps per output row.
     """
     h, t, rows = step / substeps, 0.0, []
     for _ in range(number):

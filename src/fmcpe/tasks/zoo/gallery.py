@@ -1,6 +1,6 @@
-"""A small picture of each problem: simulations and one real observation at three θ.
+"""A small figure of each problem: simulations and one real observation at three θ.
 
-``python -m fmcpe.tasks.zoo.gallery docs/zoo`` writes the pictures of the documentation.
+``python -m fmcpe.tasks.zoo.gallery docs/zoo`` writes the figures of the documentation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WIDTH, _HEIGHT, _DPI = 3.9, 1.35, 80
 
 
 def picture(problem: Problem) -> Figure:
-    """Simulations (blue) and a real observation (orange, dashed) at a low, a middling and a high first parameter.
+    """Simulations (blue) and a real observation (orange, dashed) at a low, a medium and a high first parameter.
 
-    Of images, a simulation (blue frame) is left of the real observation (orange frame).
+    Images: simulation on the left (blue frame), real observation on the right (orange frame).
     """
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     with seeded(derive(problem.seed, problem.name, "gallery")):
@@ -42,7 +42,7 @@ def picture(problem: Problem) -> Figure:
 
 
 def _series(axes: Axes, simulations: Tensor, real: Tensor) -> None:
-    """Channels one after the other."""
+    """Channels side by side."""
     channels = real.shape[0] if real.ndim == 2 else 1
     length = real.numel() // channels
     for c in range(channels):
@@ -63,17 +63,17 @@ def _image(axes: Axes, image: Tensor, color: str) -> None:
 
 
 def as_png(problem: Problem) -> bytes:
-    """The picture as a PNG of 64 colours."""
+    """The figure as a PNG of 64 colours."""
     return small_png(picture(problem), _DPI, 64)
 
 
 def file_name(name: str) -> str:
-    """File of a problem's picture: ``"sir-lag.png"`` for ``"zoo/sir-lag"``."""
+    """File name of a problem's figure: ``"sir-lag.png"`` for ``"zoo/sir-lag"``."""
     return name.removeprefix("zoo/") + ".png"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the picture of each problem to a folder, with the constants of the benchmark."""
+    """Write the figure of each problem to a folder, with the constants of the benchmark."""
 
     def pictures() -> Iterator[tuple[str, bytes]]:
         for name in zoo.names():

@@ -1,13 +1,13 @@
-r"""Kinds of misspecification: how reality differs from the simulator, each a small transform with a strength.
+r"""Kinds of misspecification: transforms of adjustable strength from simulated to real data.
 
-An observation is made in three steps, and a kind changes one of them:
+An observation has three steps, and a kind changes one of them:
 
     response = family.response(θ, extra)      physics: `extra`
     seen     = signal(response)               sensor: gain, lag, clock, channels
     y        = data(seen + noise(seen))       noise, outliers, saturation
 
-At strength 0 every kind is the identity. `log_noise` is the log density of the noise where it is known, so that the true
-posterior can be computed; kinds that change data after the noise have none.
+At strength 0 every kind is the identity. `log_noise` is the log density of the noise, if known, for the reference posterior;
+kinds that change data after the noise have none.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Kind:
-    """No misspecification; the base of all others.
+    """No misspecification; the base class of all kinds.
 
     Args:
-        draw: Constants of the problem: signs, places, channels.
+        draw: Random constants of the problem: signs, positions, channels.
         family: The simulator.
         scale: Standard deviation of the family's responses over the prior.
     """
 
     name: ClassVar[str] = "none"
     largest: ClassVar[float] = 0.0
-    """Strength beyond which the kind makes no sense."""
+    """Largest meaningful strength."""
     has_density: ClassVar[bool] = True
     """Whether `log_noise` is known."""
 
@@ -46,7 +46,7 @@ class Kind:
         return torch.zeros(rows, 1)
 
     def signal(self, x: Tensor, strength: float) -> Tensor:
-        """What the sensor makes of a response."""
+        """The sensor's output for a response."""
         return x
 
     def noise(self, x: Tensor, strength: float) -> Tensor:
@@ -54,7 +54,7 @@ class Kind:
         return self.family.noise * torch.randn_like(x)
 
     def data(self, x: Tensor, strength: float) -> Tensor:
-        """What is recorded of noisy data."""
+        """The recorded data, from noisy data."""
         return x
 
     def log_noise(self, residual: Tensor, x: Tensor, strength: float) -> Tensor:
@@ -62,16 +62,16 @@ class Kind:
         return -(residual / self.family.noise).square().flatten(1).sum(1) / 2
 
     def simulation_prior(self, prior: Distribution, strength: float) -> Distribution:
-        """The prior that simulations are drawn from."""
+        """The prior of the simulations."""
         return prior
 
     def calibration_prior(self, prior: Distribution, strength: float) -> Distribution:
-        """The prior that calibration pairs are drawn from."""
+        """The prior of the calibration pairs."""
         return prior
 
 
 class MissingPhysics(Kind):
-    """An effect that the simulator leaves out, always of the same strength."""
+    """An effect that the simulator omits, of constant strength."""
 
     name, largest = "missing-physics", 3.0
 
@@ -80,7 +80,7 @@ class MissingPhysics(Kind):
 
 
 class Nuisance(Kind):
-    """The same effect, of a strength that is random in every observation, uniform from 0."""
+    """The same effect, with a random strength in each observation, uniform from 0."""
 
     name, largest = "nuisance", 6.0
 
@@ -89,7 +89,7 @@ class Nuisance(Kind):
 
 
 class GainOffset(Kind):
-    """A sensor with another gain and offset."""
+    """A sensor with wrong gain and offset."""
 
     name, largest = "gain-offset", 2.5
 
@@ -102,7 +102,7 @@ class GainOffset(Kind):
 
 
 class Lag(Kind):
-    """A sensor of first order: its reading follows the signal with a time constant, in samples."""
+    """A first-order sensor lag, with the time constant in samples."""
 
     name, largest = "lag", 30.0
 
@@ -117,7 +117,7 @@ class Lag(Kind):
 
 
 class ClockDrift(Kind):
-    """A clock that runs slow: the signal is read at stretched times, by linear interpolation."""
+    """A slow clock: the signal is read at stretched times, by linear interpolation."""
 
     name, largest = "clock-drift", 0.3
 
@@ -142,7 +142,7 @@ class NoiseScale(Kind):
 
 
 class HeavyTails(Kind):
-    """Student-t noise with two degrees of freedom, mixed in with a growing scale."""
+    """Student-t noise with two degrees of freedom in place of Gaussian noise; its scale grows with the strength."""
 
     name, largest = "heavy-tails", 5.0
     DEGREES: ClassVar[float] = 2.0
@@ -178,7 +178,7 @@ class Heteroscedastic(Kind):
 
 
 class CorrelatedNoise(Kind):
-    """An autoregressive part of the noise along the last axis, of a growing size."""
+    """Added autoregressive noise along the last axis; the strength is its scale."""
 
     name, largest = "correlated-noise", 5.0
     KEPT: ClassVar[float] = 0.9
@@ -199,7 +199,7 @@ class CorrelatedNoise(Kind):
 
 
 class Outliers(Kind):
-    """Some numbers are off by several standard deviations of the data; their share grows."""
+    """A fraction of the values is off by several standard deviations of the data."""
 
     name, largest, has_density = "outliers", 1.0, False
 
@@ -209,7 +209,7 @@ class Outliers(Kind):
 
 
 class Saturation(Kind):
-    """A recorder that clips high values and stores few levels, never fewer than sixteen."""
+    """Clipping of high values, and quantisation to at least sixteen levels."""
 
     name, largest, has_density = "saturation", 0.9, False
     LEVELS: ClassVar[int] = 16
@@ -228,7 +228,7 @@ class Saturation(Kind):
 
 
 class Channels(Kind):
-    """Some sensors have been swapped with their neighbours, or see less and less: a dead channel at full strength."""
+    """Some channels are swapped with their neighbours or attenuated; at full strength they are dead."""
 
     name, largest = "channels", 1.0
 
@@ -247,7 +247,7 @@ class Channels(Kind):
 
 
 class PriorShift(Kind):
-    """Simulations are drawn from another prior than pairs and tests: a part of the range, or another location."""
+    """Simulations have another prior than pairs and tests: a part of the range, or another location."""
 
     name, largest = "prior-shift", 10.0
 
@@ -260,7 +260,7 @@ class PriorShift(Kind):
 
 
 class CalibrationShift(Kind):
-    """Pairs are measured in a part of the range, and the sensor's gain is off."""
+    """Pairs cover only a part of the range, and the sensor's gain is wrong."""
 
     name, largest = "calibration-shift", 2.5
 
@@ -277,13 +277,13 @@ class CalibrationShift(Kind):
 
 
 def shifted(prior: Distribution, strength: float, place: float, sign: float) -> Distribution:
-    """A prior that is narrower, or lies elsewhere.
+    """A narrower or shifted prior.
 
     Args:
         prior: Uniform on a box, normal, or log-normal.
-        strength: By how many standard deviations a normal's mean is off. Of a box the share s / (1 + s) is cut away.
-        place: Which part of the box is left, from 0 (the lowest) to 1.
-        sign: Direction in which a normal is moved.
+        strength: Shift s of a normal's mean in standard deviations; a box loses the fraction s / (1 + s) of each side.
+        place: Position of the remaining part of the box, from 0 (lowest) to 1.
+        sign: Direction of a normal's shift.
     """
     if isinstance(prior, BoxUniform):
         low, high = prior.base_dist.low, prior.base_dist.high

@@ -1,4 +1,4 @@
-"""A problem of the zoo: a family, a kind of misspecification, and constants and severity from a seed."""
+"""A problem of the zoo: a family and a kind of misspecification, with constants and severity from a seed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fmcpe.tasks.zoo.kinds import Kind
 from fmcpe.tasks.zoo.severity import SEVERITIES, SIMULATIONS, TESTS, QuickPosterior, strength_for
 
 _ATTEMPTS, _PERSISTENT = 20, 4
-"""Draws of the constants until the kind can do harm with them: a dead channel, say, may have told nothing. After so many, a
-milder severity than the one that was drawn is taken."""
+"""Draws of the constants until the misspecification has an effect (a dead channel may carry no information), and the number
+of draws after which a milder severity is accepted."""
 
 
 class Problem(Task):
@@ -26,13 +26,13 @@ class Problem(Task):
         name: The name, ``"zoo/FAMILY-KIND"``.
         family: The simulator family.
         kind: The kind of misspecification.
-        seed: Constants of the family and the kind, and the severity.
+        seed: Seed of the constants of family and kind, and of the severity.
 
     Attributes:
         family: The family with its constants.
         kind: The kind with its constants.
         severity: ``"none"``, ``"mild"``, ``"moderate"`` or ``"severe"``.
-        strength: Of the kind, chosen for the severity.
+        strength: Strength of the kind, chosen for the severity.
     """
 
     def __init__(self, name: str, family: type[Family], kind: type[Kind], seed: int = 0) -> None:
@@ -46,7 +46,7 @@ class Problem(Task):
                 theta = self.prior.sample(torch.Size((SIMULATIONS,))).float()
                 response = self.family.response(theta, torch.zeros(SIMULATIONS, 1))
                 self.kind = kind(draw, self.family, float(response.std()))
-                milder = attempt >= _PERSISTENT  # then a milder one will do
+                milder = attempt >= _PERSISTENT  # then accept a milder severity
                 found = ("none", 0.0) if kind.largest == 0 else self._severity(theta, wanted, milder)
             if found is not None:
                 break
@@ -60,17 +60,17 @@ class Problem(Task):
 
     @property
     def simulation_prior(self) -> Distribution:
-        """The prior that simulations are drawn from."""
+        """The prior of the simulations."""
         return self._simulation_prior
 
     def embedding_net(self) -> nn.Module | None:
-        """A network that suits the shape of the data; none for vectors."""
+        """An embedding network for the shape of the data; None for vectors."""
         if len(self.x_shape) == 1 and self.x_shape[0] < SERIES_FROM:
             return None
         return embedding_for(self.x_shape, 16)
 
     def observe_at(self, theta: Tensor, strength: float) -> Tensor:
-        """Real data as they would be at another strength; at 0 they are simulations."""
+        """Real data at another strength; at 0 they equal simulations."""
         response = self.family.response(theta, self.kind.extra(len(theta), strength))
         seen = self.kind.signal(response, strength)
         return self.kind.data(seen + self.kind.noise(seen, strength), strength)
@@ -102,7 +102,7 @@ class Problem(Task):
         return TemperedReference(self, y, side)
 
     def _severity(self, theta: Tensor, wanted: int, milder: bool) -> tuple[str, float] | None:
-        """The severity that is wanted, or else the next milder one that the kind can reach here, and the strength for it."""
+        """The wanted severity, or with `milder` the next milder one that the kind reaches, and its strength."""
         space, number = ParameterSpace(self.prior, theta), int(torch.randint(2**31, ()))
         shifts_prior = self.kind.simulation_prior(self.prior, 1.0) is not self.prior
         quick = None if shifts_prior else QuickPosterior(space.to_z_safely(theta), self._simulate(theta))

@@ -1,8 +1,8 @@
-r"""True posteriors of zoo problems whose noise has a known density, by tempered sequential Monte Carlo.
+r"""Reference posteriors of zoo problems with a tractable likelihood, by tempered sequential Monte Carlo.
 
-Particles start as draws of the prior and move to the posterior through \( p(\theta) L(\theta)^{\beta} \), β from 0 to 1. Each β
-is the next at which the effective sample size of the weights is half of the particles; then they are resampled and moved by
-Metropolis-Hastings in unconstrained θ. A nuisance of random strength is one more coordinate, uniform on [0, 1].
+Particles start as draws of the prior and follow \( p(\theta) L(\theta)^{\beta} \) for β from 0 to 1. Each β is chosen such that
+the effective sample size of the weights is half of the particles, which are then resampled and moved by Metropolis-Hastings in
+unconstrained θ. A nuisance of random strength is an additional coordinate, uniform on [0, 1].
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _HALF, _MOVES, _LAST_MOVES, _MAX_STEPS = 0.5, 8, 40, 60
 
 
 def is_known(problem: Problem, side: Side) -> bool:
-    """Whether the density of the data given θ is known: additive noise with a density, and a response that is not random."""
+    """Whether the likelihood is tractable: additive noise with a density, and a deterministic response."""
     return (
         problem.family.noise > 0 and not problem.family.is_random and (side == "simulator" or problem.kind.has_density)
     )
 
 
 class TemperedReference:
-    """The true posterior of one observation, as particles.
+    """The reference posterior of one observation, as particles.
 
     Args:
         problem: The problem.
         y: One observation.
-        side: ``"real"``, or ``"simulator"`` for what a perfect base posterior would say.
+        side: ``"real"``, or ``"simulator"`` for the posterior of a perfect base posterior.
 
     Attributes:
-        acceptance: Share of the last moves that were accepted.
+        acceptance: Acceptance rate of the last moves.
     """
 
     def __init__(self, problem: Problem, y: Tensor, side: Side) -> None:
@@ -73,7 +73,10 @@ class TemperedReference:
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Not available: the normaliser is not computed."""
-        raise NotImplementedError("This posterior is known through draws alone; use sample((n,)) and compare draws.")
+        raise NotImplementedError(
+            f"Expected a posterior with a density, got {type(self).__name__}, which provides draws only. Use sample((n,)) and "
+            "compare draws."
+        )
 
     def _run(self) -> Tensor:
         theta = self.prior.sample(torch.Size((PARTICLES,))).float()
@@ -90,7 +93,7 @@ class TemperedReference:
         return space.to_theta(z)
 
     def _next(self, log_l: Tensor, beta: float) -> float:
-        """The next temperature: the effective sample size of the step to it is half of the particles."""
+        """The next β, at which the effective sample size is half of the particles."""
         low, high = beta, 1.0
         if self._size(log_l, 1.0 - beta) >= _HALF * PARTICLES:
             return 1.0
@@ -106,7 +109,7 @@ class TemperedReference:
     def _move(
         self, space: ParameterSpace, z: Tensor, latent: Tensor, log_l: Tensor, beta: float, moves: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Metropolis-Hastings in z, with steps along differences of other particles, which suits several modes."""
+        """Metropolis-Hastings in z with differential-evolution steps, which handle several modes."""
         log_prior, accepted = self._log_prior(space, z), 0.0
         for move in range(moves):
             one, other = torch.randperm(PARTICLES), torch.randperm(PARTICLES)

@@ -1,8 +1,8 @@
-"""How strong a misspecification has to be for its severity: a small network stands in for a base posterior.
+"""Choice of the strength of a misspecification for a given severity, with a small network in place of a base posterior.
 
-A perceptron with a normal distribution for each unconstrained parameter is trained on simulations for a fraction of a second,
-and its spread is scaled so that 90 % of its intervals hold the truth of simulations it has not seen. The strength is found at
-which they hold the real θ in the share of cases that the severity says.
+A perceptron that predicts a normal distribution for each unconstrained parameter is trained on simulations in a fraction of a
+second, and its scale is calibrated to 90 % coverage on held-out simulations. The strength is chosen such that its coverage on
+real data is that of the severity.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 SEVERITIES = {"mild": 0.78, "moderate": 0.58, "severe": 0.35}
-"""Share of the stand-in's 90 % intervals that hold the truth, mean over parameters, which the strength is chosen for."""
+"""Target coverage of the small network's 90 % intervals on real data, mean over parameters."""
 
 RANGES = {"none": (0.82, 0.97), "mild": (0.62, 0.94), "moderate": (0.38, 0.85), "severe": (0.1, 0.65)}
-"""Share of a trained base posterior's 90 % intervals that hold the truth, mean over parameters."""
+"""Coverage of a trained base posterior's 90 % intervals on real data, mean over parameters."""
 
 SIMULATIONS, TESTS = 3000, 500
 _HIDDEN, _STEPS, _BATCH, _RATE, _DOUBLINGS, _HALVINGS = 64, 250, 256, 1e-2, 8, 6
 
 
 class QuickPosterior:
-    """Normal intervals for z by a small network.
+    """Normal intervals for z from a small network.
 
     Args:
         z: Unconstrained parameters of simulations, (N, p).
@@ -55,7 +55,7 @@ class QuickPosterior:
         self.factor = self._standardised(z[kept:], x[kept:]).abs().quantile(0.9, dim=0)
 
     def coverage(self, z: Tensor, x: Tensor) -> float:
-        """Share of 90 % intervals that hold z, mean over parameters."""
+        """Coverage of 90 % intervals of z, mean over parameters."""
         return float((self._standardised(z, _flat(x)).abs() <= 1).double().mean())
 
     @torch.no_grad()
@@ -69,19 +69,19 @@ class QuickPosterior:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """Rows of numbers; of an image, means over 8 by 8 patches, in which noise averages out."""
+    """Flattened data; for images, means over 8 by 8 patches, which reduce noise."""
     return nn.functional.adaptive_avg_pool2d(x, 8).flatten(1) if x.ndim == 4 else x.flatten(1)
 
 
 def strength_for(target: float, largest: float, coverage: Callable[[float], float]) -> float | None:
-    """The smallest strength at which coverage is down to the target; None if there is none up to the largest.
+    """The smallest strength at which coverage falls to the target; None if there is none up to the largest.
 
-    Strengths are tried in steps of a factor of two, and the first that is enough is narrowed down by bisection.
+    Strengths are doubled until one suffices, which is then refined by bisection.
 
     Args:
-        target: Coverage.
-        largest: Strength beyond which none is tried.
-        coverage: Coverage by strength.
+        target: Target coverage.
+        largest: Largest strength to try.
+        coverage: Coverage as a function of strength.
     """
     low = 0.0
     for step in range(_DOUBLINGS, -1, -1):

@@ -12,7 +12,7 @@ SIZE = 32
 
 
 class Beam(Family):
-    """Centre, both widths and power of an elliptic beam. Missing: a beam whose flanks are steeper on one side."""
+    """Centre, both widths and power of an elliptic beam. Missing physics: a skewed profile."""
 
     name = "beam"
     physics = "astigmatism that skews the profile"

@@ -9,7 +9,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, integrate, log_normal
 
 
 class Circuit(Family):
-    """R, L and C from the step response, which tells R/L and LC alone: a bent ridge. Missing: a core that saturates."""
+    """R, L and C from the step response, which identifies only R/L and LC: a curved ridge. Missing physics: core saturation."""
 
     name = "circuit"
     physics = "a core whose inductance falls with the current"

@@ -9,7 +9,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, log_normal
 
 
 class Enzyme(Family):
-    """Michaelis-Menten's two constants from a titration; below Km only their ratio shows. Missing: substrate inhibition."""
+    """Both Michaelis-Menten constants; below Km only their ratio is identified. Missing physics: substrate inhibition."""
 
     name = "enzyme"
     physics = "inhibition by the substrate"

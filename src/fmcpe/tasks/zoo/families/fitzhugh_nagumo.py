@@ -10,7 +10,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, integrate
 
 
 class FitzHughNagumo(Family):
-    """Current and recovery parameters from a voltage trace. Missing: a slow adaptation current."""
+    """Current and recovery parameters from a voltage trace. Missing physics: a slow adaptation current."""
 
     name = "fitzhugh-nagumo"
     physics = "a slow adaptation current"

@@ -10,7 +10,7 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class GAndK(Family):
-    """Location, scale, skewness and kurtosis from sample quantiles. Missing: tails that are heavier still."""
+    """Location, scale, skewness and kurtosis from sample quantiles. Missing physics: even heavier tails."""
 
     name = "g-and-k"
     physics = "heavier tails"
@@ -29,4 +29,4 @@ class GAndK(Family):
         z = torch.randn(len(theta), self.count).sort(dim=1).values[:, self.rows]
         skew = 1 + 0.8 * torch.tanh(g * z / 2)  # (1 - e^{-gz}) / (1 + e^{-gz}), without overflow
         quantiles = location + scale * skew * (1 + z**2) ** (k + extra) * z
-        return torch.asinh(quantiles)  # of tails that reach 10⁴, without losing their sign
+        return torch.asinh(quantiles)  # compresses tails of up to 10⁴ and keeps their sign

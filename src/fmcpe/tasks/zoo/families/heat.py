@@ -1,4 +1,4 @@
-"""Heat conduction in a rod whose ends are cooled: what was its temperature at the start, and how well does it conduct?"""
+"""Heat conduction in a rod with cooled ends: infer initial temperature and diffusivity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Heat(Family):
-    """The diffusivity and two to nine Fourier coefficients from a few sensors. Missing: losses through the side."""
+    """The diffusivity and two to nine Fourier coefficients from a few sensors. Missing physics: losses through the side."""
 
     name = "heat"
     physics = "heat that is lost through the side of the rod"

@@ -1,4 +1,4 @@
-"""A star pulled by a planet: radial velocity at irregular nights."""
+"""Radial velocity of a star with a planet, at irregular times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Kepler(Family):
-    """Amplitude, period, eccentricity and angles of an orbit. Missing: a second planet. Periods have aliases."""
+    """Amplitude, period, eccentricity and angles of an orbit. Missing physics: a second planet. Periods have aliases."""
 
     name = "kepler"
     physics = "a second planet"

@@ -10,14 +10,14 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Linear(Family):
-    """One to eight parameters, up to 40 numbers."""
+    """One to eight parameters, fewer than 40 data dimensions."""
 
     name = "linear"
     physics = "a quadratic response"
 
     def __init__(self, draw: Constants) -> None:
         p = draw.integer(1, 8)
-        d = draw.integer(p + 2, 39)  # from 40 numbers on, data are taken for a series
+        d = draw.integer(p + 2, 39)  # with 40 or more dimensions, data count as a series
         self.theta_names, self.shape = tuple(f"θ{i + 1}" for i in range(p)), (d,)
         self.prior = MultivariateNormal(torch.zeros(p), torch.eye(p))
         self.matrix, self.offset = draw.normal(d, p), draw.normal(d)

@@ -9,7 +9,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, log_normal
 
 
 class OrnsteinUhlenbeck(Family):
-    """Rate, stationary deviation and level from one path. Missing: a slow tide that drives it."""
+    """Rate, stationary standard deviation and mean from one path. Missing physics: a slow periodic drive."""
 
     name = "ornstein-uhlenbeck"
     physics = "a slow periodic drive"

@@ -10,7 +10,7 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Oscillator(Family):
-    """Frequency, damping ratio and amplitude from a series. Missing: a spring that stiffens, which shifts the phase."""
+    """Frequency, damping ratio and amplitude from a series. Missing physics: a stiffening spring."""
 
     name = "oscillator"
     physics = "a spring that stiffens with amplitude"
@@ -26,6 +26,6 @@ class Oscillator(Family):
     def response(self, theta: Tensor, extra: Tensor) -> Tensor:
         omega, zeta, amplitude = theta.split(1, dim=1)
         decay = (-zeta * omega * self.times).exp()
-        # of a Duffing oscillator the frequency grows by 3/8 e A² ω as long as the amplitude lasts
+        # the frequency of a Duffing oscillator increases by 3/8 e A² ω, with A the current amplitude
         phase = omega * self.times + extra * 3 / 8 * amplitude**2 * (1 - decay**2) / (2 * zeta)
         return amplitude * decay * phase.cos()

@@ -1,4 +1,4 @@
-"""Two compartments and absorption from the gut: concentration of a drug in blood after one dose."""
+"""A two-compartment model with absorption: concentration of a drug in blood after one oral dose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, integrate, log_normal
 
 
 class Pharmacokinetics(Family):
-    """Absorption, elimination and exchange rates from a dozen samples. Missing: elimination that saturates."""
+    """Absorption, elimination and exchange rates from a dozen samples. Missing physics: saturable elimination."""
 
     name = "pharmacokinetics"
     physics = "elimination that saturates at high concentrations"

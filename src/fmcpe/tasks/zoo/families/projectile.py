@@ -1,4 +1,4 @@
-"""A projectile with quadratic drag, filmed from the side."""
+"""Trajectory of a projectile with quadratic drag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, integrate
 
 
 class Projectile(Family):
-    """Speed, angle and drag from positions over time. Missing: wind."""
+    """Speed, angle and drag from positions over time. Missing physics: wind."""
 
     name = "projectile"
     physics = "wind"

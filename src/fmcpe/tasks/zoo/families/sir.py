@@ -1,4 +1,4 @@
-"""An epidemic: susceptible, infected, removed; new cases per day."""
+"""An SIR epidemic: new cases per day."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fmcpe.tasks.zoo.family import Constants, Family, integrate
 
 
 class SIR(Family):
-    """Contact rate, removal rate and the initially infected share from daily cases. Missing: people who stay at home."""
+    """Contact rate, removal rate and initially infected fraction. Missing physics: contacts fall with prevalence."""
 
     name = "sir"
     physics = "contacts that fall as prevalence rises"
@@ -33,4 +33,4 @@ class SIR(Family):
 
         start = torch.stack([1 - infected, infected, torch.zeros_like(infected)])
         cases = integrate(velocity, start, 1.0, self.shape[0], substeps=2)[2].diff(dim=-1, prepend=start[2][:, None])
-        return (1e4 * cases.clamp_min(0)).log1p()  # cases per ten thousand, on the scale that epidemiologists plot
+        return (1e4 * cases.clamp_min(0)).log1p()  # cases per ten thousand, on a log scale

@@ -12,7 +12,7 @@ SIZE = 32
 
 
 class Sources(Family):
-    """Position and flux of two sources, which may change places: two modes. Missing: a blurred edge of the lens."""
+    """Position and flux of two exchangeable sources: two modes. Missing physics: a halo around every source."""
 
     name = "sources"
     physics = "a halo around every source"

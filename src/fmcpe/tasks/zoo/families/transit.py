@@ -1,4 +1,4 @@
-"""An exoplanet that passes in front of its star: a light curve."""
+"""Light curve of an exoplanet's transit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fmcpe.tasks.zoo.family import Constants, Family
 
 
 class Transit(Family):
-    """Radius, impact parameter, duration and mid-time from a light curve. Missing: a star whose light varies.
+    """Radius, impact parameter, duration and mid-time from a light curve. Missing physics: a variable star.
 
-    A grazing transit of a large planet looks like a central one of a small planet: radius, impact parameter and duration lie
-    on a bent ridge.
+    A grazing transit of a large planet resembles a central one of a small planet: radius, impact parameter and duration lie on
+    a curved ridge.
     """
 
     name = "transit"
@@ -31,5 +31,5 @@ class Transit(Family):
     def response(self, theta: Tensor, extra: Tensor) -> Tensor:
         radius, impact, duration, middle = theta.split(1, dim=1)
         distance = (impact**2 + ((self.times - middle) / duration) ** 2).sqrt()
-        covered = torch.sigmoid((1 - distance) / (0.4 * radius))  # the share of the planet that is in front of the star
-        return -100 * radius**2 * covered + 0.2 * extra * self.variation  # in per cent of the light
+        covered = torch.sigmoid((1 - distance) / (0.4 * radius))  # fraction of the planet in front of the star
+        return -100 * radius**2 * covered + 0.2 * extra * self.variation  # in per cent of the star's flux
