@@ -150,7 +150,7 @@ def test_a_larger_preset_that_has_begun_hides_no_finished_one(tmp_path, capsys):
 
     fill(tmp_path, ["frontier", "speed"], preset="quick")
     assert Results.read(tmp_path).presets == {"frontier": "quick", "speed": "quick"}, "of equals the larger"
-    for name, header in (("frontier", "asked for"), ("speed", "where the fit goes")):
+    for name, header in (("frontier", "target"), ("speed", "fit time by part")):
         for preset, pairs in (("smoke", "20"), ("quick", "1000")):
             capsys.readouterr()
             assert main(["bench", name, "--preset", preset, "--out", str(tmp_path)]) == 0

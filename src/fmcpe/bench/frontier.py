@@ -48,7 +48,7 @@ def frontier_table(results: Results) -> Table:
         "pairs",
         "metric",
         "fmcpe",
-        "asked for",
+        "target",
         "met",
         "best other",
         "as good",
@@ -58,7 +58,7 @@ def frontier_table(results: Results) -> Table:
     note = so_far(results, "frontier") + (
         f"fmcpe: the default recipe. {sets_note(results, 'frontier')} "
         "Energy score in unconstrained θ, standardised by the prior; lower is better. "
-        '"As good": within one standard error of the best other method, ablations among them. '
+        '"As good": within one standard error of the best other method, including ablations. '
         f"{budgets(results, 'frontier')}"
     )
     return Table("frontier", "Accuracy of the default recipe", header, rows, note)
@@ -123,7 +123,7 @@ def speed_table(results: Results) -> Table:
                 rows.append([titled(task), str(size), *cells, "", "", "", "", "", "", ""])
     header = [
         "task", "pairs", "fit, s", "paper's recipe, s", "ratio", "fit / its gradient steps", "fit / the paper's gradient steps",
-        "inference, s", "ratio", "1000 draws for one y, ms", "where the fit goes",
+        "inference, s", "ratio", "1000 draws for one y, ms", "fit time by part",
     ]  # fmt: skip
     note = so_far(results, "speed") + (
         "One CPU thread, both recipes in one run. Ratios above 1: the default recipe is faster. A fit that selects a closed "

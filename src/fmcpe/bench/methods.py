@@ -106,6 +106,3 @@ METHODS: dict[str, Factory] = {
     "fmcpe-paper-x-only": _fmcpe(Paper(stages="x-only")),
     "fmcpe-paper-theta-only": _fmcpe(Paper(stages="theta-only")),
 }
-
-WITHOUT_PAIRS = frozenset({"npe", "npe-randomised", "nnpe"})
-"""Methods that do not use the pairs; the benchmark fits them once."""

@@ -93,7 +93,7 @@ def _keys(row: Row) -> list[tuple]:
 
 
 def duration(seconds: float) -> str:
-    """In words."""
+    """Duration as text, such as "5 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

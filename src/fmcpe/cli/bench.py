@@ -7,6 +7,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from fmcpe.cli.printing import say
+
 PRESET_NAMES = ("smoke", "quick", "paper", "full")
 HELP = "Run the paper's experiments and report them."
 
@@ -194,9 +196,3 @@ def _compare(options: argparse.Namespace) -> int:
 
     say(compare(options.a, options.b))
     return 0
-
-
-def say(text: str) -> None:
-    """Print and flush."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
