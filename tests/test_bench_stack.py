@@ -7,9 +7,10 @@ from conftest import observe
 
 from fmcpe import metrics
 from fmcpe._random import seeded
+from fmcpe.bench import zoo
 from fmcpe.bench.plan import plan
 from fmcpe.bench.results import Results
-from fmcpe.bench.stack import ablation_table, restacked, stack_metrics
+from fmcpe.bench.stack import ablation_table, hindsight_table, more_pairs_table, restacked, stack_metrics
 from fmcpe.bench.store import Store
 
 
@@ -45,18 +46,48 @@ def test_without_a_candidate_the_others_share_its_weight(stored):
     assert only == {"prior": 1.0} and alone > score
 
 
-def test_the_table_has_a_line_for_each_candidate(tmp_path, stored):
-    units = plan("zoo", "smoke")
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, stored):
+    """Every unit of the smoke run made up; fmcpe has this stack, and an energy score that falls with the pairs."""
+    tmp_path, units = tmp_path_factory.mktemp("zoo"), plan("zoo", "smoke")
     with Store(tmp_path, "") as store:
         store.add("zoo", "smoke", units)
         for unit in units:
             result = made_up(unit)
             if unit.method == "fmcpe":
-                result.metrics["stack"] = stored
+                result.metrics.update(stack=stored, energy=3.0 / unit.pairs)
             store.claim([unit.id])
             store.finish(unit.id, result)
-    table = ablation_table(Results.read(tmp_path))
+    return Results.read(tmp_path)
+
+
+def test_the_table_has_a_line_for_each_candidate(results, stored):
+    table = ablation_table(results, "development")
     assert [row[0] for row in table.rows] == stored["names"]
     lines = {row[0]: row for row in table.rows}
     assert float(lines["prior"][4]) > 1  # alone, it is worse than the stack
     assert all(torch.tensor(float(row[6])) > 0 for row in table.rows)
+
+
+def test_candidates_alone_compete_in_hindsight(results, stored):
+    found = zoo.scores(results)
+    table = hindsight_table(found, results, "development")
+    lines = {row[0]: row for row in table.rows}
+    assert {f"{name} alone" for name in stored["names"]} <= set(lines)
+    own = {s.pairs: s.energy for s in found if s.method == "fmcpe" and s.half == "development"}
+    prior = restacked(stored, [name for name in stored["names"] if name != "prior"])[0]
+    best = {
+        size: min(
+            *(restacked(stored, [o for o in stored["names"] if o != name])[0] for name in stored["names"]),
+            *(s.energy for s in found if s.pairs == size and s.half == "development"),
+        )
+        for size in own
+    }
+    expected = max(prior / value for value in best.values())
+    assert float(lines["prior alone"][5]) == pytest.approx(expected, rel=0.01)
+    assert float(lines["fmcpe"][5]) == pytest.approx(max(own[size] / best[size] for size in own), rel=0.01)
+
+
+def test_more_pairs_are_compared_with_fewer(results):
+    (row,) = [row for row in more_pairs_table(zoo.scores(results), results).rows if row[0] == "fmcpe"]
+    assert row[1] == "10 to 20" and row[3].startswith("-69.3") and row[4] == "0"

@@ -168,8 +168,8 @@ class CorrectedPosterior(NeuralPosterior):
         self,
         x: Any = None,
         num_iter: int = 5,
-        num_to_optimize: int = 100,
-        num_init_samples: int = 300,
+        num_to_optimize: int = 50,
+        num_init_samples: int = 150,
         show_progress_bars: bool = False,
         force_update: bool = False,
         *,
@@ -195,7 +195,7 @@ class CorrectedPosterior(NeuralPosterior):
         if num_to_optimize < 2 or num_init_samples < num_to_optimize:
             raise ValueError(
                 f"Expected num_to_optimize of at least 2 and at most num_init_samples, got {num_to_optimize} of "
-                f"{num_init_samples}. Try map(num_to_optimize=100, num_init_samples=300)."
+                f"{num_init_samples}. Try map(num_to_optimize=50, num_init_samples=150)."
             )
         if x is None and self._best is not None and not force_update:
             return self._best

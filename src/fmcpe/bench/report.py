@@ -174,7 +174,11 @@ def _zoo(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     yield "Accuracy against fit time.", zoo.cost_plot(found)
     for by in zoo.BREAKDOWNS:
         yield "", zoo.breakdown_table(found, by, results)
-    yield "", stack.ablation_table(results)
+    for half in ("development", "reporting"):
+        if any(half == score.half for score in found):
+            yield "", stack.hindsight_table(found, results, half)
+    yield "", stack.more_pairs_table(found, results)
+    yield "", stack.ablation_table(results, "development")
     yield "", zoo.worst_table(found, results)
 
 
