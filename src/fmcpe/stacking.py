@@ -222,6 +222,7 @@ class Stack:
         candidates: What is fitted.
         folds: K.
         repeats: R.
+        draws: Draws for each pair from each member that has not seen it.
         preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs.
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one.
@@ -232,9 +233,10 @@ class Stack:
     candidates: tuple[Candidate, ...] = field(default_factory=default)
     folds: int = 5
     repeats: int = 2
+    draws: int = 32
     preference: float = 1.0
     pseudo_count: float = 0.05
-    shrinkage: float = 10.0
+    shrinkage: float = 5.0
     out_of_range: float = 1e-5
     smallest: float = 0.03
 
@@ -246,7 +248,7 @@ class Stack:
                 f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
                 "FineTuned()])."
             )
-        for name, least in (("folds", 2), ("repeats", 1)):
+        for name, least in (("folds", 2), ("repeats", 1), ("draws", 2)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ValueError(
                     f"Expected {name} of at least {least}, got {getattr(self, name)!r}. Try Stack({name}={least})."
@@ -291,14 +293,13 @@ class Stack:
 
     def _cross_fit(self, problem: Problem, folds: Tensor, seed: int) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """Every candidate that can be fitted, and why the others cannot."""
-        draws = max(8, min(32, 4000 // len(problem)))
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
         for candidate in self.candidates:
             reason = candidate.skipped(problem)
             if reason is None and candidate.uses_pairs and int(folds.max()) == 0:
                 reason = "all pairs have the same θ, so that none can be held out"
             if reason is None:
-                fits[candidate.name] = cross_fit(candidate, problem, folds, draws, seed)
+                fits[candidate.name] = cross_fit(candidate, problem, folds, self.draws, seed)
             else:
                 skipped[candidate.name] = reason
         return fits, skipped
