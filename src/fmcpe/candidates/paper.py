@@ -265,8 +265,8 @@ def _train(
         reached = [history[f"validation_{name}"][-1] for name in fields]
         if not all(map(math.isfinite, reached)) or not all(bool(p.isfinite().all()) for p in networks.parameters()):
             raise RuntimeError(
-                "Training diverged: expected finite validation losses, got NaN or infinite ones. Lower the learning rate, e.g. "
-                "recipe=Paper(learning_rate=1e-4), and look for outliers in y."
+                "Training diverged: expected finite validation losses, got NaN or infinite ones. Lower the learning "
+                "rate, e.g. recipe=Paper(learning_rate=1e-4), and look for outliers in y."
             )
     chain.eval()
     return history

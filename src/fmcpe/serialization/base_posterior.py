@@ -60,8 +60,8 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         base = as_base_posterior(_build_npe(manifest, tensors), support)
     else:
         raise ValueError(
-            f"Expected the base posterior, which {path} does not hold, as it was not made by fmcpe.train_npe of describable "
-            f"parts. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
+            f"Expected the base posterior, which {path} does not hold, as it was not made by fmcpe.train_npe of "
+            f"describable parts. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
         )
     state = under(tensors, "base.")
     return _with_weights(base, state, path) if state and isinstance(base, DensityBase) else base
@@ -70,8 +70,9 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
 def _check_shapes(base: BasePosterior, shape: torch.Size, dim: int) -> None:
     if base.raw_shape not in (None, shape) or parameter_dim(base.prior) != dim:
         raise ValueError(
-            f"Expected a posterior over θ of {dim} number(s) given x of shape {tuple(shape)}, got {parameter_dim(base.prior)} "
-            f"and {tuple(base.raw_shape or ())}. Pass the base posterior that was corrected."
+            f"Expected a posterior over θ of {dim} number(s) given x of shape {tuple(shape)}, got "
+            f"{parameter_dim(base.prior)} and {tuple(base.raw_shape or ())}. Pass the base posterior that was "
+            "corrected."
         )
 
 
@@ -91,7 +92,8 @@ def _with_weights(base: DensityBase, state: dict[str, Tensor], path: str | Path)
         estimator.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(
-            f"Expected the base posterior that {path} was made with, got another network ({str(error).splitlines()[0]})."
+            f"Expected the base posterior that {path} was made with, got another network "
+            f"({str(error).splitlines()[0]})."
         ) from error
     return base.with_estimator(estimator)
 

@@ -44,7 +44,8 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     described = target is not None or shared.target_prior is shared.base.prior
     if (base["kind"] == "external" and made_by_train_npe(shared.base)) or not described:
         warnings.warn(
-            "The base posterior has a prior or an embedding_net that a file cannot describe, and is not in it. Keep it, and "
+            "The base posterior has a prior or an embedding_net that a file cannot describe, and is not in it. Keep "
+            "it, and "
             "load with fmcpe.load(path, posterior=the_base_posterior).",
             FMCPEWarning,
             stacklevel=3,
