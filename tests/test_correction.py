@@ -220,7 +220,7 @@ def test_a_user_embedding_is_used(base, pairs):
     assert posterior.inner.u_x.u.embedding is not posterior.inner.u_theta.u.embedding
     with pytest.raises(ValueError, match="Flatten"):
         fit(base, pairs, embedding_net=nn.Unflatten(1, (3, 1)))
-    with pytest.raises(ValueError, match="embedding_net failed"):
+    with pytest.raises(ValueError, match=r"Expected an embedding_net from \(B, 3\) to \(B, features\), got an error"):
         fit(base, pairs, embedding_net=nn.Linear(4, 5))
 
 

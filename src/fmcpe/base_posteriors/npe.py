@@ -25,7 +25,7 @@ from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
 from fmcpe.base_posteriors.simulation import simulate as run_simulator
-from fmcpe.nn.embeddings import WithoutWeights, embedding_width, has_weights, level_aware_part, made_aware
+from fmcpe.nn.embeddings import WithoutWeights, at_levels, embedding_width, has_weights, level_aware_part, made_aware
 from fmcpe.nn.training import Training, train
 
 
@@ -211,17 +211,17 @@ def fit_npe(
     enough = slice(None) if isinstance(x, Tensor) else slice(5000)
     estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
 
-    aware, scale = level_aware_part(estimator), float(x[enough].std())
+    aware, scale = level_aware_part(estimator) is not None, float(x[enough].std())
 
     def loss(rows: Tensor) -> Tensor:
         data = x[rows] if corrupt is None else corrupt(x[rows])
-        if aware is None:
+        if not aware:
             each = estimator.loss(theta[rows], data)
         else:
             levels = draw_levels(len(rows), data.device)
             if num_simulated is not None:
                 levels = levels * (rows < num_simulated)[:, None].to(levels)
-            with aware.at(levels):
+            with at_levels(estimator, levels):
                 each = estimator.loss(theta[rows], distort(data, levels, scale))
         return each if weights is None else each * weights[rows].to(each)
 

@@ -14,7 +14,7 @@ from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.adapters import DensityBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior, build_estimator
-from fmcpe.nn.describe import build, build_prior, describe, describe_prior
+from fmcpe.nn.describe import build, build_prior, describe, describe_prior, under
 
 
 def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -96,8 +96,3 @@ def _with_weights(base: DensityBase, state: dict[str, Tensor], path: str | Path)
             f"({str(error).splitlines()[0]})."
         ) from error
     return base.with_estimator(estimator)
-
-
-def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
-from fmcpe.nn.describe import build_prior, describe_prior
+from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.report import Report
-from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe, under
+from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
 
