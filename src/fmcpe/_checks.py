@@ -1,4 +1,4 @@
-"""Checks of user input. Every message has three parts: what was expected, what was given, what to do."""
+"""Checks of user input. Every message has three parts: "Expected X, got Y. Do Z."."""
 
 from __future__ import annotations
 
@@ -238,8 +238,8 @@ def as_device(device: str | torch.device) -> torch.device:
 
 
 _SBI_OPTIONS = {
-    "reject_outside_prior", "max_sampling_time", "return_partial_on_timeout", "norm_posterior", "leakage_correction_params",
-    "learning_rate", "init_method", "save_best_every",
+    "reject_outside_prior", "max_sampling_time", "return_partial_on_timeout", "norm_posterior",
+    "leakage_correction_params", "learning_rate", "init_method", "save_best_every",
 }  # fmt: skip
 """Options of sbi's posteriors without effect here: draws never leave the support, densities never leak."""
 

@@ -162,13 +162,10 @@ class EnsembleBase(BasePosterior):
     def _draw(self, x: Tensor, n: int) -> Tensor:
         rows = x.repeat_interleave(n, dim=0)
         member = torch.multinomial(self.weights, len(rows), replacement=True)
-        theta: Tensor | None = None
+        theta = torch.empty(len(rows), parameter_dim(self.prior), device=x.device)
         for index in member.unique().tolist():
             chosen = member == index
-            drawn = self.members[index]._draw(rows[chosen], 1)[:, 0]
-            theta = drawn.new_empty(len(rows), drawn.shape[1]) if theta is None else theta
-            theta[chosen] = drawn
-        assert theta is not None
+            theta[chosen] = self.members[index]._draw(rows[chosen], 1)[:, 0]
         return theta.unflatten(0, (len(x), n))
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -223,8 +220,8 @@ def as_base_posterior(
     """Adapt a posterior to `BasePosterior`.
 
     Args:
-        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `BasePosterior`, or a function
-            ``x (B, ...) -> theta (B, p)``, one draw per row.
+        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `BasePosterior`, or a
+            function ``x (B, ...) -> theta (B, p)``, one draw per row.
         prior: The prior of the simulations. A function needs it; sbi posteriors have one.
         log_prob: Log density of a function, ``(theta (B, p), x (B, ...)) -> (B,)``.
     """

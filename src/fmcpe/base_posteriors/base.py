@@ -1,8 +1,8 @@
 r"""The interface of a base posterior: draws for each x, and their log density where there is one.
 
-`fmcpe.base_posteriors.adapters` adapts sbi posteriors and plain functions to it. None uses sbi's rejection loop, which does
-not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times, then moved to its
-edge. `BasePosterior.fraction_clamped` is the fraction moved.
+`fmcpe.base_posteriors.adapters` adapts sbi posteriors and plain functions to it. None uses sbi's rejection loop, which
+does not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times, then
+moved to its edge. `BasePosterior.fraction_clamped` is the fraction moved.
 """
 
 from __future__ import annotations

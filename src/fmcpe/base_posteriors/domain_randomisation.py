@@ -1,8 +1,9 @@
-"""Domain randomisation of simulations (Tobin et al., 2017), so that the embedding generalises to data unlike any simulation.
+"""Domain randomisation of simulations (Tobin et al., 2017): the embedding learns to generalise beyond the simulator.
 
-While the base posterior trains, part of its simulations are distorted by a smooth random gain, a smooth random offset and
-extra noise. The level of the distortion is a feature of the embedding (`fmcpe.nn.embeddings.LevelAware`). At level 0, the
-default, the posterior is as sharp as without randomisation; at higher levels it is wider and a better start for fine-tuning.
+While the base posterior trains, part of its simulations are distorted by a smooth random gain, a smooth random offset
+and extra noise. The level of the distortion is a feature of the embedding (`fmcpe.nn.embeddings.LevelAware`). At level
+0, the default, the posterior is as sharp as without randomisation; at higher levels it is wider and a better start for
+fine-tuning.
 """
 
 from __future__ import annotations

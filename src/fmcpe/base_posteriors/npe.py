@@ -1,8 +1,8 @@
 """The base posterior: sbi's NPE in unconstrained parameter space, trained in about a minute.
 
-The density estimator (a neural spline flow, ``z_score_theta="transform_to_unconstrained"``) and the posterior are sbi's.
-Only the training loop differs: one cycle of the learning rate reaches in tens of seconds what a small constant rate reaches
-in ten minutes (``benchmarks/npe_schedule.py``).
+The density estimator (a neural spline flow, ``z_score_theta="transform_to_unconstrained"``) and the posterior are
+sbi's. Only the training loop differs: one cycle of the learning rate reaches in tens of seconds what a small constant
+rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def train_npe(
         stop_after_epochs: Epochs without improvement before training stops early.
         clip_max_norm: Maximum gradient norm.
         domain_randomisation: Train part of the time on distorted simulations, so that the embedding is robust to
-            misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights, unless
-            the mean of the data is large against their standard deviation.
+            misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights,
+            unless the mean of the data is large against their standard deviation.
         flow: Size of the flow.
         device: Where to train.
         show_progress_bars: Show progress after two seconds.

@@ -24,7 +24,8 @@ def simulate(
 ) -> Tensor:
     """Simulate at each row of `theta`, for ``train_npe(None, prior, simulations=(theta, x))``.
 
-    Each batch has its own seed: the same `seed` and `batch_size` give the same simulations on any machine, in any order.
+    Each batch has its own seed: the same `seed` and `batch_size` give the same simulations on any machine, in any
+    order.
 
     Args:
         simulator: ``theta (N, p) -> x (N, ...)``; cloudpickle has to serialise it for a cluster.

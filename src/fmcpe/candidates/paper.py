@@ -1,7 +1,7 @@
 """The method as published: the joint flows of `fmcpe.candidates.joint_flow` on raw data, fitted once on all pairs.
 
-The defaults of `Paper` are those of the paper's text, or ours where it is silent. `paper_settings` has those of the authors'
-code. ``docs/deviations.md`` lists the differences.
+The defaults of `Paper` are those of the paper's text, or ours where it is silent. `paper_settings` has those of the
+authors' code. ``docs/deviations.md`` lists the differences.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Paper:
         blocks: Number of residual blocks.
         hidden_x: Widths of the blocks of u_X, in place of `hidden` and `blocks`.
         hidden_theta: Widths of the blocks of u_Θ, in place of `hidden` and `blocks`.
-        x_head: Embedding of (x_t, t) for u_X: ``"dense"``, a perceptron, or ``"embedding"``, the default embedding of data
-            of that shape.
+        x_head: Embedding of (x_t, t) for u_X: ``"dense"``, a perceptron, or ``"embedding"``, the default embedding of
+            data of that shape.
         embedding_dim: Number of features of the default embedding of y.
         embedding_net: Embedding of standardised observations for both velocity fields, in place of the default one.
         summaries: Use the base posterior's embedding of the data, if any, in place of the raw data.
@@ -256,8 +256,8 @@ def _train(
         losses = torch.tensor([history[f"validation_{name}"][-1] for name in fields])
         if not all(bool(each.isfinite().all()) for each in (losses, *networks.parameters())):
             raise RuntimeError(
-                "Expected finite validation losses, got NaN or infinite ones: training diverged. Lower the learning rate, "
-                "e.g. recipe=Paper(learning_rate=1e-4), and look for outliers in y."
+                "Expected finite validation losses, got NaN or infinite ones: training diverged. Lower the learning "
+                "rate, e.g. recipe=Paper(learning_rate=1e-4), and look for outliers in y."
             )
     chain.eval()
     return history
@@ -277,8 +277,8 @@ def _schedule(recipe: Paper, per_epoch: int) -> Schedule:
 def paper_settings(task: str) -> Paper:
     """The settings of the authors' published code for a task of the paper.
 
-    Learning rate 1e-3 with cosine decay, gradients clipped at 5 per network, 50 Euler steps, and epochs, batch size, source
-    and widths by task. ``docs/deviations.md`` lists other differences of the published code.
+    Learning rate 1e-3 with cosine decay, gradients clipped at 5 per network, 50 Euler steps, and epochs, batch size,
+    source and widths by task. ``docs/deviations.md`` lists other differences of the published code.
 
     Args:
         task: ``"gaussian"``, ``"pendulum"``, ``"wind-tunnel"`` or ``"light-tunnel"``.

@@ -5,8 +5,8 @@ z_t = (1-t) z_0 + t z_1 (equations 3 and 7 of the paper):
 
     L(u) = E |u(t, z_t, y) - (z_1 - z_0)|²,   t ~ U[0, 1].
 
-Transport integrates dz/dt = u(t, z, y) from t=0 to t=1. Its log-determinant, the integral of div u, is that of the discrete
-map (`fmcpe.flows.solvers`).
+Transport integrates dz/dt = u(t, z, y) from t=0 to t=1. Its log-determinant, the integral of div u, is that of the
+discrete map (`fmcpe.flows.solvers`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ class Field(nn.Module):
         """The architecture; the embedding is None if it cannot be described."""
         head = self.u.head
         return {
-            "dim": self.u.last.out_features, "embedding": describe(self.u.embedding), "features": self.u.from_y.in_features,
-            "widths": list(self.u.widths), "head": None if head is None else head.to_config(),
-        }  # fmt: skip
+            "dim": self.u.last.out_features,
+            "embedding": describe(self.u.embedding),
+            "features": self.u.from_y.in_features,
+            "widths": list(self.u.widths),
+            "head": None if head is None else head.to_config(),
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], embedding: nn.Module | None = None) -> Field:
@@ -58,8 +61,8 @@ class Field(nn.Module):
         net = build(config["embedding"]) if config["embedding"] is not None else embedding
         if net is None:
             raise ValueError(
-                "Expected the embedding_net that the posterior was fitted with, which a file cannot describe, got none. "
-                "Call fmcpe.load(path, embedding_net=the_network); its weights come from the file."
+                "Expected the embedding_net that the posterior was fitted with, which a file cannot describe, got "
+                "none. Call fmcpe.load(path, embedding_net=the_network); its weights come from the file."
             )
         head = None if config["head"] is None else head_from_config(config["head"])
         return cls(config["dim"], copy.deepcopy(net), config["features"], tuple(config["widths"]), head)
@@ -116,8 +119,8 @@ def transport(u: VelocityField, z0: Tensor, context: Tensor, solver: Solver) -> 
 def _transport_hidden(u: VelocityField, head: DenseHead, z0: Tensor, context: Tensor, solver: Solver) -> Tensor:
     """The same map for a field with linear input and output layers, in the space of its last hidden layer.
 
-    With u(t, z) = W g(t, V z) + b, every stage of an explicit Runge-Kutta method has the form z = z_0 + W s + (t - t_0) b. So
-    it suffices to solve ds/dt = g(t, V z_0 + V W s + (t - t_0) V b), with 128 numbers in place of 12 288 for an image.
+    With u(t, z) = W g(t, V z) + b, every stage of an explicit Runge-Kutta method is z = z_0 + W s + (t - t_0) b. So it
+    suffices to solve ds/dt = g(t, V z_0 + V W s + (t - t_0) V b), for an image with 128 numbers in place of 12 288.
     """
     weight, bias = u.last.weight, u.last.bias
     start, mixed, drift = head.from_z(z0), head.from_z(weight.mT), head.from_z(bias)

@@ -46,7 +46,7 @@ class GatedBlock(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """An embedding of (z, t): a perceptron of z, (..., dim), and time features, with `width` hidden units and outputs."""
+    """An embedding of (z, t): a perceptron of z (..., dim) and time features, with `width` hidden units and outputs."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()

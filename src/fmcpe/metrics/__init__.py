@@ -11,8 +11,8 @@ For draws `s_1..s_S` of a posterior and the true `θ`: MSE `mean_i |s_i - θ|²`
 `mean_i |s_i - θ| - ½ mean_{i≠i'} |s_i - s_i'|`, a proper score (the CRPS where p = 1; lower is better).
 
 *Joint* metrics compare the pairs `(θ_j, y_j)` with `(θ̂_j, y_j)`, `θ̂_j` being one draw for `y_j`. Their values depend
-on the units, so choose a space: `wasserstein2(*joint(theta, theta_hat, y, space="standardised"))`. W2 of a finite sample
-is above zero even where P = Q: report it beside that of a reference posterior.
+on the units, so choose a space: `wasserstein2(*joint(theta, theta_hat, y, space="standardised"))`. W2 of a finite
+sample is above zero even where P = Q: report it beside that of a reference posterior.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def joint_c2st(
         theta_hat: One posterior draw per observation, (N, p).
         y: Observations, (N, ...), no two rows the same observation.
         folds: Number of folds.
-        embedding: A module (copied) or a factory such as `task.embedding_net`, trained with the classifier, that replaces
-            the flattened y.
+        embedding: A module (copied) or a factory such as `task.embedding_net`, trained with the classifier, that
+            replaces the flattened y.
         space: See `joint`. Networks need inputs of order one: use "physical" only where θ and y are.
         transform: See `joint`.
         seed: Seed of folds, weights and batches.
@@ -143,8 +143,8 @@ def mmd2(
         b: Samples, (M, d), independent of `a` unless `paired`.
         bandwidth: σ of the kernel, in the units of the data: 10 in the paper. "median": the median distance between two
             points of `a` and `b` together (at most 1000 rows of each, drawn with `seed`).
-        paired: Row j of `a` and of `b` share an observation, as in `joint`. The paper's formula keeps these N pairs in the
-            cross term, with a bias of up to -2/N; `paired=True` leaves them out.
+        paired: Row j of `a` and of `b` share an observation, as in `joint`. The paper's formula keeps these N pairs in
+            the cross term, with a bias of up to -2/N; `paired=True` leaves them out.
         seed: See `bandwidth`.
         max_entries: Entries of the distance matrix held in memory at once.
     """
@@ -184,8 +184,8 @@ def energy_score(samples: Any, theta: Any, reduce: Literal[False], *, max_entrie
 def energy_score(samples: Any, theta: Any, reduce: bool = True, *, max_entries: int = 2**22) -> float | Tensor:
     """The energy score of draws (S, B, p) at the truth (B, p), averaged over observations; lower is better.
 
-    The distance of a draw to itself is left out, so the expected score does not depend on S. The score has the units of θ:
-    `energy_score(*reversed(standardise(theta, samples)))` is in standard deviations of the prior.
+    The distance of a draw to itself is left out, so the expected score does not depend on S. The score has the units of
+    θ: `energy_score(*reversed(standardise(theta, samples)))` is in standard deviations of the prior.
 
     Args:
         samples: Draws, (S, B, p).
@@ -205,7 +205,7 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, *, max_entries: 
 
 
 def crps(samples: Any, theta: Any) -> Tensor:
-    """The continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p), mean over B.
+    """The mean continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p).
 
     It is the energy score of one parameter, in its own units; lower is better.
     """
@@ -226,7 +226,8 @@ def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:
         sigma = float(value)
     if not 0 < sigma < float("inf"):
         raise ValueError(
-            f'Expected bandwidth to be a positive number, or "median" of distinct points, got {value!r}. Try bandwidth=10.0.'
+            'Expected bandwidth to be a positive number, or "median" of distinct points, got '
+            f"{value!r}. Try bandwidth=10.0."
         )
     return sigma
 

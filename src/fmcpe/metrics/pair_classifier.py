@@ -1,7 +1,7 @@
 """The classifier of the joint C2ST, between `(θ_j, y_j)` and `(θ̂_j, y_j)`.
 
-Folds, validation rows and batches consist of *observations*, with both pairs of each. Otherwise the classifier would see the
-`y` of a test row in training with the other label, and score far below ½ on an exact posterior.
+Folds, validation rows and batches consist of *observations*, with both pairs of each. Otherwise the classifier would
+see the `y` of a test row in training with the other label, and score far below ½ on an exact posterior.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The classifier of the C2ST, between rows of `a` and rows of `b`.
 
-A network has two hidden layers of 10·d units, the architecture of the "mlp" of `sbi.utils.metrics.c2st`. The networks of
-all folds of all comparisons are trained as one batch of matrices. Comparisons share their random numbers, so that the
-result of one does not depend on the others.
+A network has two hidden layers of 10·d units, the architecture of the "mlp" of `sbi.utils.metrics.c2st`. The networks
+of all folds of all comparisons are trained as one batch of matrices. Comparisons share their random numbers, so that
+the result of one does not depend on the others.
 
 Tensors are (networks, features, rows): matrix products with few features are fastest that way.
 """

@@ -14,8 +14,8 @@ Space = Literal["physical", "standardised", "unconstrained"]
 def standardise(reference: Any, *others: Any) -> tuple[Tensor, ...]:
     """Z-score `reference` and `others` with the mean and standard deviation of `reference`.
 
-    Each column of a table (N, d) has its own statistics, and others may be (S, N, d). A reference with more axes, such as
-    images, has one mean and one standard deviation. Constants are only centred.
+    Each column of a table (N, d) has its own statistics, and others may be (S, N, d). A reference with more axes, such
+    as images, has one mean and one standard deviation. Constants are only centred.
     """
     tensors = [finite(value, "standardise's argument") for value in (reference, *others)]
     axes = 0 if tensors[0].ndim <= 2 else tuple(range(tensors[0].ndim))
@@ -33,8 +33,8 @@ def joint(
         theta: True parameters, (N, p).
         theta_hat: One draw per observation, (N, p).
         y: Observations, (N, ...), flattened.
-        space: "physical": unchanged, so the coordinate with the largest unit dominates. "standardised": z-scored with the
-            statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
+        space: "physical": unchanged, so the coordinate with the largest unit dominates. "standardised": z-scored with
+            the statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
         transform: The map to unconstrained θ, such as `sbi.utils.mcmc_transform(prior)`.
     """
     theta, theta_hat, y = to_space(theta, theta_hat, y, space, transform)

@@ -1,7 +1,7 @@
 """Networks and priors as JSON, so that files hold no code.
 
-`describe` supports the torch layers below, nested in `nn.Sequential`, and returns None for any other network. Weights are
-stored separately.
+`describe` supports the torch layers below, nested in `nn.Sequential`, and returns None for any other network. Weights
+are stored separately.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def build(description: dict[str, Any]) -> nn.Module:
         return LevelAware(build(description["parts"][0]))
     if description["layer"] not in _BY_NAME:
         raise ValueError(
-            f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by posterior.save."
+            f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "
+            "posterior.save."
         )
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
     return _BY_NAME[description["layer"]](**arguments)

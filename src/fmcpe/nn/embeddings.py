@@ -72,8 +72,8 @@ def embedding_width(net: nn.Module, shape: tuple[int, ...]) -> int:
             out = probe(torch.zeros(2, *shape))
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
-                f"Expected an embedding_net from (B, {', '.join(map(str, shape))}) to (B, features), got an error for a "
-                f"batch of shape {(2, *shape)}: {error}. Add the layers that reshape its input."
+                f"Expected an embedding_net from (B, {', '.join(map(str, shape))}) to (B, features), got an error for "
+                f"a batch of shape {(2, *shape)}: {error}. Add the layers that reshape its input."
             ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[0] != 2:
         found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__

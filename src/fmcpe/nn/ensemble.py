@@ -34,8 +34,8 @@ class Stacked:
 
     Args:
         modules: The members, with their initial weights.
-        natively: Whether the module itself takes stacked weights and rows, which is fastest: its layers are `Linear`, or
-            wrapped in `Each`.
+        natively: Whether the module itself takes stacked weights and rows, which is fastest: its layers are `Linear`,
+            or wrapped in `Each`.
     """
 
     def __init__(self, modules: Sequence[nn.Module], natively: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Ensembles of one density estimator: the losses of all members as one batch of networks.
 
-The embedding is evaluated with `vmap`. A spline flow of zuko's takes stacked weights itself, which halves the time of a step
-(`fmcpe.nn.splines`).
+The embedding is evaluated with `vmap`. A spline flow of zuko's takes stacked weights itself, which halves the time of a
+step (`fmcpe.nn.splines`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Zuko's autoregressive spline flows, with stacked weights (K, ...) and fewer operations.
 
-With small networks and batches, the number of operations determines the time of a gradient step, here about half of zuko's.
-Sampling is three to four times as fast: it computes the knots of one parameter at a time, not of all. The splines are those of
-`zuko.transforms.MonotonicRQSTransform` (Durkan et al., 2019).
+The splines are those of `zuko.transforms.MonotonicRQSTransform` (Durkan et al., 2019). With small networks and
+batches, the number of operations determines the time: on one core, a gradient step takes 0.6 to 0.9 of zuko's time.
+Sampling is two to four times as fast, because it computes the knots of one parameter at a time, not of all.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Splines(nn.Module):
         return torch.where(inside, (2 * (right - width + z * width) - 1) * self.bound, y)
 
     def _bins(self, knots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Relative widths and heights of the bins, their cumulative sums, both (..., 2, bins), and slopes at the knots."""
+        """Relative widths and heights of bins and their cumulative sums, (..., 2, bins), and slopes at the knots."""
         sizes = knots[..., : 2 * self.bins].unflatten(-1, (2, self.bins))
         sizes = (sizes / (1 + (sizes * (2 / self.log_slope)).abs())).exp()  # bounded, cannot overflow
         ends = sizes.cumsum(-1)
@@ -139,7 +139,7 @@ class _Splines(nn.Module):
 
 
 def _bin_of(place: Tensor, axis: int, sizes: Tensor, ends: Tensor, slopes: Tensor) -> tuple[Tensor, ...]:
-    """The bin of each place along an axis (0 for x, 1 for y): if any, its width and height, its right and top end, slopes."""
+    """The bin of each place along an axis, 0 for x or 1 for y: whether inside, width, height, right, top, slopes."""
     with torch.no_grad():
         inside = (place > 0) & (place < ends[..., axis, -1])
         k = (ends[..., axis, :-1] < place[..., None]).sum(-1, keepdim=True)

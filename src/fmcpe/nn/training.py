@@ -58,7 +58,8 @@ def descend(
         bar: Label of the progress bar; no bar if None.
 
     Returns:
-        The weights of each network, for each member those of its best validation loss; the last ones without validation.
+        The weights of each network, for each member those of its best validation loss; the last ones without
+        validation.
     """
     optimiser = torch.optim.Adam([w for each in networks for w in each.weights.values()], lr=learning_rate, fused=True)
     scheduler = (schedule or one_cycle(learning_rate, steps, 0.1))(optimiser)
