@@ -33,10 +33,10 @@ def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
         raise ValueError(f"Expected {name} to be {expected}, got {getattr(options, name)!r}. Try {name}={default!r}.")
 
 
-def as_tensor(value: Any, name: str) -> Tensor:
-    """A finite float32 tensor from a tensor, array or list."""
+def as_tensor(value: Any, name: str, dtype: torch.dtype = torch.float32, device: str | None = None) -> Tensor:
+    """A finite tensor from a tensor, array or list."""
     try:
-        tensor = _as_float32(value)
+        tensor = _as_numbers(value, dtype, device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"Expected {name} to be a torch tensor or a numpy array, got a {type(value).__name__} that does not "
@@ -51,9 +51,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
     return tensor
 
 
-def _as_float32(value: Any) -> Tensor:
+def _as_numbers(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    return tensor.detach().to(torch.float32)
+    return tensor.detach().to(device=device, dtype=dtype)
 
 
 def parameter_dim(prior: Distribution) -> int:
@@ -198,7 +198,7 @@ class CheckedSimulator:
         with torch.no_grad():
             out = self.simulator(theta)
         try:
-            x = _as_float32(out).to(theta.device)
+            x = _as_numbers(out, torch.float32, theta.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"Expected the simulator to return a tensor or array of numbers, got a {type(out).__name__}. Return "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.potentials.base_potential import BasePotential
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
-from fmcpe.drawing import in_chunks
 from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
 
@@ -107,7 +107,7 @@ class CorrectedPosterior(NeuralPosterior):
             raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
         with seeded(seed):
-            z = in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
+            z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
             raise RuntimeError(
@@ -267,3 +267,21 @@ class CorrectedPotential(BasePotential):
 
     def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
         return self._posterior._log_prob(theta[None], self._y, track_gradients)[0]
+
+
+def _in_chunks(
+    draw: Callable[[Tensor, int], Tensor], y: Tensor, n: int, limit: int, show_progress_bars: bool, whole: bool = False
+) -> Tensor:
+    """Draws for each row of y, (B, n, p), at most `limit` at a time; `whole` never splits the rows of y."""
+    per_chunk = len(y) if whole else max(1, limit // n)
+    spans = [min(limit, n - start) for start in range(0, n, limit)]
+    bar = tqdm(total=len(y) * n, desc="drawing", delay=2, disable=not show_progress_bars, leave=False)
+    chunks = []
+    with bar:
+        for rows in y.split(per_chunk):
+            parts = []
+            for span in spans:
+                parts.append(draw(rows, span))
+                bar.update(len(rows) * span)
+            chunks.append(torch.cat(parts, dim=1))
+    return torch.cat(chunks)

@@ -77,8 +77,8 @@ class DensityBase(BasePosterior):
             return self
         if self._summarised is None:
             summary = SummaryBase(self.posterior, self.prior)
-            assert summary.x_shape is not None
-            self._summarised = summary if summary.x_shape.numel() <= summary.raw_shape.numel() else self
+            assert summary.x_shape is not None and self.x_shape is not None
+            self._summarised = summary if summary.x_shape.numel() <= self.x_shape.numel() else self
         return self._summarised
 
     def _may_leak(self) -> bool:
@@ -96,15 +96,7 @@ class SummaryBase(DensityBase):
 
     def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
         super().__init__(posterior, prior)
-        self._raw_shape = torch.Size(self.estimator.condition_shape)
-        self.x_shape = self.summarise(torch.zeros(2, *self._raw_shape)).shape[1:]
-
-    @property
-    def raw_shape(self) -> torch.Size:
-        return self._raw_shape
-
-    def summarised(self) -> SummaryBase:
-        return self
+        self.x_shape, self._summarised = self.summarise(torch.zeros(2, *self.estimator.condition_shape)).shape[1:], self
 
     @torch.no_grad()
     def summarise(self, data: Tensor) -> Tensor:

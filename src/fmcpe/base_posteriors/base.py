@@ -33,8 +33,8 @@ class BasePosterior(ABC):
     """Draws that estimate the mass inside the support, for one x."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
-        self.prior, self.x_shape = prior, x_shape
-        self.fraction_clamped = 0.0
+        self.prior, self.x_shape, self.fraction_clamped = prior, x_shape, 0.0
+        self.raw_shape = x_shape  # of one observation before it is summarised
 
     @abstractmethod
     def _draw(self, x: Tensor, n: int) -> Tensor:
@@ -50,11 +50,6 @@ class BasePosterior(ABC):
     def to(self, device: str | torch.device) -> BasePosterior:
         """Move to a device, in place."""
         return self
-
-    @property
-    def raw_shape(self) -> torch.Size | None:
-        """Shape of one raw observation."""
-        return self.x_shape
 
     @property
     def embedding(self) -> nn.Module | None:

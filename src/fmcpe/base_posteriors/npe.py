@@ -183,21 +183,11 @@ def fit_npe(
     num_simulated: int | None = None,
     what: str = "the base posterior",
 ) -> NPEPosterior:
-    """A posterior trained on rows (θ, x); arguments as for `train_npe` unless listed. Uses torch's global generator.
+    """A posterior trained on rows θ (N, p) and x (N, ...), with torch's global generator.
 
-    Args:
-        theta: Physical parameters, (N, p).
-        x: Data, (N, ...), or an object indexed like them.
-        prior: As sbi's `process_prior` returns it.
-        embedding_net: As for `train_npe`.
-        flow: Size of the flow.
-        training: Settings of the optimiser.
-        device: Where to train.
-        show_progress_bars: Show progress after two seconds.
-        corrupt: Applied to each minibatch of x; the statistics that standardise x are taken without it.
-        weights: Weight of each row in the loss, (N,).
-        num_simulated: The first `num_simulated` rows are simulations and may be domain-randomised; all if None.
-        what: Name of the network in the progress bar and in errors.
+    `prior` is the output of sbi's `process_prior`. `corrupt` is applied to each minibatch of x, but not to the rows that
+    standardise it. `weights`, (N,), weight the rows in the loss. Only the first `num_simulated` rows are
+    domain-randomised, or all. `what` names the network in the progress bar and in errors.
     """
     if embedding_net is not None:
         embedding_width(embedding_net, tuple(x.shape[1:]))

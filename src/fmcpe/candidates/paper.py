@@ -125,12 +125,9 @@ class Paper:
         chain = self._build(problem, base, pairs)
         training, validation = pairs.split(self.validation_fraction)
 
-        def simulate(theta: Tensor) -> Tensor:
-            assert problem.simulator is not None
-            return base.summarise(problem.simulator(theta))
-
-        fresh = simulate if problem.simulator is not None else None
-        return chain, _train(chain, training, validation, fresh, self, show_progress_bars)
+        simulator = problem.simulator
+        simulate = None if simulator is None else lambda theta: base.summarise(simulator(theta))
+        return chain, _train(chain, training, validation, simulate, self, show_progress_bars)
 
     def _build(self, problem: Problem, base: BasePosterior, pairs: _Pairs) -> JointFlowed:
         """Statistics of the simulations, and untrained velocity fields."""

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fmcpe._checks import as_tensor
+
 Space = Literal["physical", "standardised", "unconstrained"]
 
 
@@ -43,22 +45,10 @@ def joint(
 
 def finite(value: Any, name: str, shape: str | None = None) -> Tensor:
     """`value` as a double tensor on the CPU; an error unless it is finite and has the axes of `shape`."""
-    try:
-        tensor = torch.as_tensor(value).detach().to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"Expected {name} to be a tensor or array of numbers, got a {type(value).__name__}. Pass "
-            f"torch.as_tensor({name})."
-        ) from error
+    tensor = as_tensor(value, name, torch.float64, "cpu")
     if shape is not None and (tensor.ndim != shape.count(",") + 1 or tensor.numel() == 0):
         hint = f"Pass {name}[:, None] for one column." if tensor.ndim == 1 else "Check its axes."
         raise ValueError(f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}. {hint}")
-    bad = int((~tensor.isfinite()).sum())
-    if bad:
-        raise ValueError(
-            f"Expected finite numbers in {name}, got {bad} NaN or infinite value(s) of {tensor.numel()}. Keep the rows "
-            f"torch.isfinite({name}).flatten(1).all(1)."
-        )
     return tensor
 
 

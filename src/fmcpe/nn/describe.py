@@ -43,17 +43,15 @@ _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Identity: (),
     ChannelsFirst: (),
 }
+_CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "LevelAware": LevelAware}
 _BY_NAME = {cls.__name__: cls for cls in _LAYERS}
 
 
 def describe(net: nn.Module | None) -> dict[str, Any] | None:
     """A JSON description of `net`, or None if a layer is not supported."""
-    if type(net) is nn.Sequential:
-        parts = [describe(layer) for layer in net]
-        return None if None in parts else {"layer": "Sequential", "parts": parts}
-    if isinstance(net, LevelAware):
-        inner = describe(net.net)
-        return None if inner is None else {"layer": "LevelAware", "parts": [inner]}
+    if type(net) is nn.Sequential or isinstance(net, LevelAware):
+        parts = [describe(layer) for layer in (net if isinstance(net, nn.Sequential) else [net.net])]
+        return None if None in parts else {"layer": type(net).__name__, "parts": parts}
     if type(net) not in _LAYERS:
         return None
     assert net is not None
@@ -67,10 +65,8 @@ def describe(net: nn.Module | None) -> dict[str, Any] | None:
 
 def build(description: dict[str, Any]) -> nn.Module:
     """The network of a description, with random weights."""
-    if description["layer"] == "Sequential":
-        return nn.Sequential(*(build(part) for part in description["parts"]))
-    if description["layer"] == "LevelAware":
-        return LevelAware(build(description["parts"][0]))
+    if description["layer"] in _CONTAINERS:
+        return _CONTAINERS[description["layer"]](*(build(part) for part in description["parts"]))
     if description["layer"] not in _BY_NAME:
         raise ValueError(
             f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "

@@ -48,9 +48,9 @@ class ChannelsFirst(nn.Module):
         return image.movedim(-1, -3)
 
 
-def has_weights(net: nn.Module) -> bool:
-    """Whether a network has parameters."""
-    return next(net.parameters(), None) is not None
+def has_weights(net: nn.Module, recurse: bool = True) -> bool:
+    """Whether a network has parameters; without `recurse`, outside its submodules."""
+    return next(net.parameters(recurse), None) is not None
 
 
 class WithoutWeights(nn.Identity):

@@ -19,6 +19,7 @@ from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 from zuko.nn import MaskedLinear
 from zuko.transforms import MonotonicRQSTransform
 
+from fmcpe.nn.embeddings import has_weights
 from fmcpe.nn.ensemble import Linear
 
 
@@ -30,7 +31,7 @@ def natively(flow: nn.Module, own_weights: bool = True) -> nn.Module | None:
     flow = copy.deepcopy(flow) if own_weights else flow
     splines = [m for m in flow.modules() if isinstance(m, MaskedAutoregressiveTransform) and _are_splines(m)]
     known = {id(part) for module in splines for part in module.modules()}
-    others = [m for m in flow.modules() if id(m) not in known and _has_weights(m, recurse=False)]
+    others = [m for m in flow.modules() if id(m) not in known and has_weights(m, recurse=False)]
     if others or not splines:
         return None
     # deepcopy takes what is in memo for a copy: the splines are replaced, buffers are shared
@@ -46,12 +47,8 @@ def _are_splines(transform: MaskedAutoregressiveTransform) -> bool:
         and set(univariate.keywords) <= {"slope"}
         and not univariate.args
         and transform.order is not None
-        and all(isinstance(m, MaskedLinear) and m.bias is not None for m in transform.hyper if _has_weights(m))
+        and all(isinstance(m, MaskedLinear) and m.bias is not None for m in transform.hyper if has_weights(m))
     )
-
-
-def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
-    return next(module.parameters(recurse), None) is not None
 
 
 class _MaskedLinear(Linear):
