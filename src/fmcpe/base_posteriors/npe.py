@@ -185,8 +185,8 @@ def fit_npe(
 ) -> NPEPosterior:
     """A posterior trained on rows θ (N, p) and x (N, ...), with torch's global generator.
 
-    `prior` is the output of sbi's `process_prior`. `corrupt` is applied to each minibatch of x, but not to the rows that
-    standardise it. `weights`, (N,), weight the rows in the loss. Only the first `num_simulated` rows are
+    `prior` is the output of sbi's `process_prior`. `corrupt` is applied to each minibatch of x, but not to the rows
+    that standardise it. `weights`, (N,), weight the rows in the loss. Only the first `num_simulated` rows are
     domain-randomised, or all. `what` names the network in the progress bar and in errors.
     """
     if embedding_net is not None:
@@ -229,18 +229,17 @@ def simulate(
 ) -> tuple[Tensor, Rows]:
     """Simulations at draws of the prior, or the given ones after a check: θ (N, p) and x (N, ...)."""
     if given is not None:
-        theta, x = as_tensor(given[0], "theta"), as_tensor(given[1], "x")
-        if theta.ndim != 2 or theta.shape[0] != x.shape[0]:
+        theta, x, dim = as_tensor(given[0], "theta"), as_tensor(given[1], "x"), parameter_dim(prior)
+        if theta.ndim != 2 or theta.shape[1] != dim or theta.shape[0] != x.shape[0]:
             raise ValueError(
-                "Expected simulations=(theta, x) of shapes (N, p) and (N, ...) with the same N, got "
-                f"{tuple(theta.shape)} and {tuple(x.shape)}. Pass one row of x per row of theta."
+                f"Expected simulations=(theta, x) of shapes (N, {dim}) and (N, ...) with the same N, got "
+                f"{tuple(theta.shape)} and {tuple(x.shape)}. Pass one row per simulation, one column per parameter."
             )
-        dim = parameter_dim(prior)
-        outside = int((~within_support(prior, theta)).sum()) if theta.shape[1] == dim else len(theta)
+        outside = int((~within_support(prior, theta)).sum())
         if outside:
             raise ValueError(
-                f"Expected simulations at draws of the prior, theta of shape (N, {dim}) inside its support, got "
-                f"{tuple(theta.shape)} with {outside} row(s) outside. Pass the prior that the simulations came from."
+                f"Expected simulations at theta inside the prior's support, got {outside} of {len(theta)} rows "
+                "outside. Pass the prior that the simulations came from."
             )
         return theta, x
     if simulator is None:

@@ -119,9 +119,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             manifest = json.loads((file.metadata() or {}).get("fmcpe", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"Expected a whole file written by posterior.save(...), got {path} ({error}).") from error
+        raise ValueError(
+            f"Expected a whole file written by posterior.save(...), got {path} ({error}). Save it again."
+        ) from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise ValueError(f"Expected a file written by posterior.save(...), got {path}, which has no fmcpe manifest.")
+        raise ValueError(
+            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
+        )
     if manifest["format"] != FORMAT:
         newer = manifest["format"] > FORMAT
         advice = "Upgrade with pip install --upgrade fmcpe." if newer else "Fit the posterior again with this version."
