@@ -20,7 +20,7 @@ def simulate(theta):
 
 @pytest.fixture
 def nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(npe, "_MAX_BYTES", 0)
+    monkeypatch.setattr(npe.SimulationsOnDemand, "max_bytes", 0)
 
 
 def train(simulator, number):

@@ -1,22 +1,21 @@
-"""The way to a Dask cluster, which is an extra."""
+"""Connection to a Dask cluster (optional extra)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-PATIENCE = "10s"
-"""How long a scheduler may take to answer."""
 
-
-def connect(address: Any) -> Any:
-    """A Dask client: of the scheduler at an address, or the one given."""
+def connect(address: Any, timeout: str = "10s") -> Any:
+    """A Dask client for the scheduler at `address`; a client is returned as it is."""
     try:
         from distributed import Client
     except ImportError as error:
-        raise ValueError("dask is not installed; it was expected. Type pip install 'fmcpe[dask]'.") from error
+        raise ValueError("Expected dask, got no such package. Install it with pip install 'fmcpe[dask]'.") from error
     if isinstance(address, Client):
         return address
     try:
-        return Client(address, timeout=PATIENCE)
+        return Client(address, timeout=timeout)
     except (OSError, TimeoutError) as error:
-        raise OSError(f"no dask scheduler answers at {address!r} ({error}). Start one with dask scheduler.") from error
+        raise OSError(
+            f"Expected a dask scheduler at {address!r}, got no answer ({error}). Start one with: dask scheduler."
+        ) from error

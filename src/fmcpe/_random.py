@@ -13,16 +13,16 @@ import torch
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Run a block from a fixed random state and put the caller's state back afterwards.
+    """Run a block with seeded generators, then restore the caller's state.
 
-    Users' simulators draw from torch's, numpy's or Python's global generator, so all three are set and
-    restored. With ``seed=None`` the block draws from the global generators as they stand, like any torch code.
+    Users' simulators draw from torch's, numpy's or Python's global generator, so all three are set and restored. With
+    ``seed=None`` the block draws from the global generators as they stand.
     """
     if seed is None:
         yield
         return
     if not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed={seed!r} came; a whole number or None was expected, e.g. seed=0.")
+        raise TypeError(f"Expected seed to be a whole number or None, got {seed!r}. Try seed=0.")
     seed = int(seed)
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng():
@@ -37,7 +37,7 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def derive(seed: int | None, *streams: int | str) -> int | None:
-    """A seed for one named stream of `seed`: different names give unrelated, reproducible draws."""
+    """The seed of a named stream of `seed`; streams are independent and reproducible."""
     if seed is None:
         return None
     words = [seed % 2**32] + [zlib.crc32(str(s).encode()) for s in streams]

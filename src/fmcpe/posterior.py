@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.potentials.base_potential import BasePotential
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
-from fmcpe.drawing import in_chunks, rows_at_once
 from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
 
@@ -26,8 +26,11 @@ class CorrectedPosterior(NeuralPosterior):
         inner: The posterior in z.
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
-        report: What was fitted, and how good it is on held-out pairs.
+        report: What was fitted, and its scores on held-out pairs.
     """
+
+    max_numbers = 2_000_000
+    """Numbers of x̃ held in memory at once while drawing."""
 
     def __init__(self, inner: Posterior, shared: Shared, observation_shape: Sequence[int], report: Report) -> None:
         self.inner, self.shared, self.report = inner.eval().requires_grad_(False), shared, report
@@ -51,8 +54,6 @@ class CorrectedPosterior(NeuralPosterior):
         """The name of the method that made it."""
         return self.report.method
 
-    # ------------------------------------------------------------------ drawing
-
     def sample(
         self,
         sample_shape: Any = (),
@@ -68,10 +69,10 @@ class CorrectedPosterior(NeuralPosterior):
         Args:
             sample_shape: ``()``, ``5``, ``(3, 4)``, a list or a `torch.Size`.
             x: The real observation; the default one if None.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
-            seed: Makes the draw reproducible and leaves torch's generator as it was.
-            max_sampling_batch_size: Draws made at once; chosen by memory if None.
-            **sbi_options: Options of sbi's rejection sampler, which have no meaning here.
+            show_progress_bars: Show progress after two seconds.
+            seed: Makes the draw reproducible; torch's generator is left as it was.
+            max_sampling_batch_size: Draws made at once; limited by memory if None.
+            **sbi_options: Options of sbi's rejection sampler; they have no effect.
 
         Returns:
             Physical θ inside the prior's support, (*sample_shape, p).
@@ -104,29 +105,27 @@ class CorrectedPosterior(NeuralPosterior):
             return y.new_empty(len(y), 0, self.space.dim)
         if batch is not None and batch < 1:
             raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
-        limit = batch or rows_at_once(self.observation_shape.numel())
+        limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
         with seeded(seed):
-            z = in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
+            z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
             raise RuntimeError(
-                f"Expected finite draws, got {int((~finite).sum())} of {finite.numel()} that are not: this observation is far "
-                "from all calibration data. Check its units, or refit with a lower learning rate."
+                f"Expected finite draws, got {int((~finite).sum())} of {finite.numel()} that are not: the observation "
+                "is far from the calibration data. Check its units, or refit with a lower learning rate."
             )
         return self.space.to_theta(z.flatten(0, 1)).reshape(z.shape)
-
-    # ------------------------------------------------------------------ density
 
     def log_prob(self, theta: Any, x: Any = None, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density of p(θ | y) at physical θ, for one observation.
 
-        Where it is a Monte-Carlo mixture over x̃, the same draws of x̃ are used at every call.
+        A Monte-Carlo mixture over x̃ uses the same draws of x̃ at every call.
 
         Args:
             theta: Physical parameters, (N, p) or (p,).
             x: The real observation; the default one if None.
-            track_gradients: Whether gradients with respect to `theta` are wanted.
-            **sbi_options: sbi's options for leakage, which have no meaning here.
+            track_gradients: Keep the graph, for gradients with respect to `theta`.
+            **sbi_options: sbi's options for leakage; they have no effect.
 
         Returns:
             (N,), -inf outside the prior's support.
@@ -140,18 +139,18 @@ class CorrectedPosterior(NeuralPosterior):
         check_sbi_options(sbi_options)
         y, dim = as_observations(x, self.observation_shape).to(self._device), self.space.dim
         theta = theta if isinstance(theta, Tensor) else as_tensor(theta, "theta")
-        if theta.ndim not in (2, 3) or theta.shape[-2:] != (y.shape[0], dim):
+        if theta.ndim not in (2, 3) or theta.shape[-2:] != (len(y), dim):
             raise ValueError(
-                f"Expected theta of shape (N, {y.shape[0]}, {dim}) or ({y.shape[0]}, {dim}) for {y.shape[0]} observation(s), "
-                f"got {tuple(theta.shape)}. Put θ number n for observation b at theta[n, b]."
+                f"Expected theta of shape (N, {len(y)}, {dim}) or ({len(y)}, {dim}) for {len(y)} observation(s), got "
+                f"{tuple(theta.shape)}. Pass θ for observation b as theta[:, b]."
             )
-        theta = as_theta(theta.reshape(-1, dim), dim).to(self._device).reshape(-1, y.shape[0], dim)
+        theta = as_theta(theta.reshape(-1, dim), dim).to(self._device).reshape(-1, len(y), dim)
         return self._log_prob(theta.movedim(0, 1), y, track_gradients).T
 
     def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         """(B, n, p) and (B, ...) -> (B, n)."""
         flat = theta.reshape(-1, theta.shape[-1])
-        with torch.no_grad():  # rows on or outside the bounds have no finite z
+        with torch.no_grad():  # on the bounds z is infinite
             inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
         with torch.set_grad_enabled(track_gradients):
             if not bool(inside.any()):
@@ -178,18 +177,18 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """The θ of highest density for one observation, (1, p).
 
-        A cross-entropy search in unconstrained space, from the draws of highest density: it needs few densities,
-        and no derivatives, which here would go through an ODE and back.
+        A cross-entropy search in unconstrained space: it needs few densities and no derivatives, which here would go
+        through an ODE and back.
 
         Args:
             x: The real observation; the default one if None.
             num_iter: Rounds of the search.
-            num_to_optimize: Points per round, and draws that it starts from.
-            num_init_samples: Draws of the posterior that these are chosen from.
-            show_progress_bars: Whether to show progress once it takes more than two seconds.
+            num_to_optimize: Points per round.
+            num_init_samples: Draws of the posterior that start it.
+            show_progress_bars: Show progress after two seconds.
             force_update: Search again although the answer for the default observation is known.
-            seed: Of the search.
-            **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``, which have no meaning here.
+            seed: Seed of the search.
+            **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``; they have no effect.
         """
         check_sbi_options(sbi_options)
         if num_to_optimize < 2 or num_init_samples < num_to_optimize:
@@ -211,8 +210,6 @@ class CorrectedPosterior(NeuralPosterior):
         if x is None:
             self._best = best
         return best
-
-    # ------------------------------------------------------------------ the rest of sbi's interface
 
     def set_default_x(self, x: Any) -> CorrectedPosterior:
         """Fix the real observation that methods use when ``x=`` is not given."""
@@ -244,7 +241,7 @@ class CorrectedPosterior(NeuralPosterior):
         return save(self, path)
 
     def summary(self) -> str:
-        """What was fitted and how good it is on held-out pairs, in words."""
+        """What was fitted, and its scores on held-out pairs, as text."""
         return self.report.text(self.space.dim, tuple(self.observation_shape))
 
     def __repr__(self) -> str:
@@ -255,7 +252,7 @@ class CorrectedPosterior(NeuralPosterior):
 
 
 class CorrectedPotential(BasePotential):
-    """log p(θ | y) as sbi's optimisers and samplers want it."""
+    """log p(θ | y) with the interface of sbi's optimisers and samplers."""
 
     allow_iid_x = False
 
@@ -270,3 +267,21 @@ class CorrectedPotential(BasePotential):
 
     def __call__(self, theta: Tensor, track_gradients: bool = True) -> Tensor:
         return self._posterior._log_prob(theta[None], self._y, track_gradients)[0]
+
+
+def _in_chunks(
+    draw: Callable[[Tensor, int], Tensor], y: Tensor, n: int, limit: int, show_progress_bars: bool, whole: bool = False
+) -> Tensor:
+    """Draws for each row of y, (B, n, p), at most `limit` at a time; `whole` never splits the rows of y."""
+    per_chunk = len(y) if whole else max(1, limit // n)
+    spans = [min(limit, n - start) for start in range(0, n, limit)]
+    bar = tqdm(total=len(y) * n, desc="drawing", delay=2, disable=not show_progress_bars, leave=False)
+    chunks = []
+    with bar:
+        for rows in y.split(per_chunk):
+            parts = []
+            for span in spans:
+                parts.append(draw(rows, span))
+                bar.update(len(rows) * span)
+            chunks.append(torch.cat(parts, dim=1))
+    return torch.cat(chunks)

@@ -1,4 +1,4 @@
-"""Maximising a density that is cheap in batches and dear to differentiate."""
+"""Maximisation of a density without derivatives."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ def cross_entropy_search(
 ) -> Tensor:
     """The best point found by the cross-entropy method, (D,).
 
-    Each round keeps the best fifth of the points, fits a Gaussian to them, and draws the next round from it; as the best points
-    close in on a maximum, so does the Gaussian.
+    Each round keeps the best fifth of the points, fits a Gaussian to them and draws the next points from it.
 
     Args:
         log_density: (N, D) -> (N,).
         z: Starting points, (N, D).
-        number: Points of a round.
-        rounds: Rounds.
-        show_progress_bars: Whether to show progress once it takes more than two seconds.
+        number: Points per round.
+        rounds: Number of rounds.
+        show_progress_bars: Show progress after two seconds.
     """
     dim, elite, values = z.shape[1], max(2, number // 5), log_density(z)
     for _ in tqdm(range(rounds), desc="maximising", delay=2, disable=not show_progress_bars, leave=False):
         best = values.argsort(descending=True)[:elite]
         z, values = z[best], values[best]
-        # random mixtures of how far the points are off have their covariance, however flat it is: no root of it is needed
+        # Gaussian mixtures of the deviations have their covariance, singular or not, without a Cholesky factor
         off = torch.cat([(z - z.mean(0)) / max(1, len(z) - 1) ** 0.5, 1e-5 * torch.eye(dim, device=z.device)])
         fresh = z.mean(0) + torch.randn(number, len(off), device=z.device) @ off
         z, values = torch.cat([z, fresh]), torch.cat([values, log_density(fresh)])

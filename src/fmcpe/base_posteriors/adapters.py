@@ -1,4 +1,4 @@
-"""Adapters from what users have (sbi posteriors, plain functions) to a `BasePosterior`."""
+"""Adapters from sbi posteriors and plain functions to a `BasePosterior`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.flows.solvers import Solver
+from fmcpe.nn.embeddings import has_weights
 from fmcpe.nn.splines import natively
 
 
@@ -37,10 +38,10 @@ class DensityBase(BasePosterior):
         return self._flow_of(self.estimator.embedding_net(x))
 
     def _flow_of(self, seen: Tensor) -> Any:
-        """The same for rows as the embedding sees them, by the faster way to ask where there is one."""
+        """The same for embedded rows, through the fast implementation of the flow where there is one."""
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
-        # it shares what it was made of, and has to be made again once that was replaced, on another device say
+        # it shares the flow's tensors, and is stale once they are replaced, e.g. on another device
         if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
             self._net, self._made_of = natively(net, own_weights=False) or net, parts
         return self._net(seen)
@@ -56,8 +57,8 @@ class DensityBase(BasePosterior):
         return self.estimator.log_prob(theta.movedim(1, 0), condition=x).movedim(0, 1)
 
     def with_estimator(self, estimator: nn.Module) -> DensityBase:
-        """The same posterior, its draws and density those of another estimator."""
-        # `copy.copy` would not do: of sbi's posteriors it shares the very dictionary of their attributes
+        """The same posterior with another density estimator."""
+        # copy.copy of an sbi posterior shares its __dict__
         posterior = object.__new__(type(self.posterior))
         posterior.__dict__.update(self.posterior.__dict__)
         posterior.posterior_estimator = estimator
@@ -68,20 +69,20 @@ class DensityBase(BasePosterior):
     @property
     def embedding(self) -> nn.Module | None:
         net = getattr(self.estimator, "embedding_net", None)
-        # sbi standardises x in the same place: without weights there is no embedding
-        return net if isinstance(net, nn.Module) and any(True for _ in net.parameters()) else None
+        # sbi's standardisation of x is in the same module: an embedding has weights
+        return net if isinstance(net, nn.Module) and has_weights(net) else None
 
     def summarised(self) -> BasePosterior:
         if not isinstance(self.estimator, ZukoFlow) or self.embedding is None:
             return self
         if self._summarised is None:
             summary = SummaryBase(self.posterior, self.prior)
-            assert summary.x_shape is not None
-            self._summarised = summary if summary.x_shape.numel() <= summary.raw_shape.numel() else self
+            assert summary.x_shape is not None and self.x_shape is not None
+            self._summarised = summary if summary.x_shape.numel() <= self.x_shape.numel() else self
         return self._summarised
 
     def _may_leak(self) -> bool:
-        # sbi owns the map onto the support of z_score_theta="transform_to_unconstrained" in such a module
+        # with z_score_theta="transform_to_unconstrained", such a module maps onto the support
         onto_support = any(isinstance(m, CallableTransform) for m in self.estimator.modules())
         return not onto_support and super()._may_leak()
 
@@ -91,19 +92,11 @@ class DensityBase(BasePosterior):
 
 
 class SummaryBase(DensityBase):
-    """A `DensityBase` as a function of its embedding h(x): far fewer numbers, and nearly all that x says of θ."""
+    """A `DensityBase` conditioned on its embedding h(x) in place of x."""
 
     def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
         super().__init__(posterior, prior)
-        self._raw_shape = torch.Size(self.estimator.condition_shape)
-        self.x_shape = self.summarise(torch.zeros(2, *self._raw_shape)).shape[1:]
-
-    @property
-    def raw_shape(self) -> torch.Size:
-        return self._raw_shape
-
-    def summarised(self) -> SummaryBase:
-        return self
+        self.x_shape, self._summarised = self.summarise(torch.zeros(2, *self.estimator.condition_shape)).shape[1:], self
 
     @torch.no_grad()
     def summarise(self, data: Tensor) -> Tensor:
@@ -129,10 +122,9 @@ class VectorFieldBase(BasePosterior):
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         rows = x.repeat_interleave(n, dim=0)
-        base = self.estimator.mean_base + self.estimator.std_base * torch.randn(
-            len(rows), *self.estimator.input_shape, device=x.device
-        )
-        z = self.solver.solve(self._velocity(rows), base)
+        noise = torch.randn(len(rows), *self.estimator.input_shape, device=x.device)
+        start = self.estimator.mean_base + self.estimator.std_base * noise
+        z = self.solver.solve(self._velocity(rows), start)
         return (self.estimator.from_z(z) if self.estimator.compose_enabled else z).unflatten(0, (len(x), n))
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -150,7 +142,7 @@ class VectorFieldBase(BasePosterior):
 
 
 class EnsembleBase(BasePosterior):
-    """An sbi `EnsemblePosterior`: each row picks a member by weight."""
+    """An sbi `EnsemblePosterior`: a member is drawn by weight for each θ."""
 
     def __init__(self, members: Sequence[BasePosterior], weights: Tensor) -> None:
         used = [i for i, weight in enumerate(weights.tolist()) if weight > 0]
@@ -162,13 +154,10 @@ class EnsembleBase(BasePosterior):
     def _draw(self, x: Tensor, n: int) -> Tensor:
         rows = x.repeat_interleave(n, dim=0)
         member = torch.multinomial(self.weights, len(rows), replacement=True)
-        theta: Tensor | None = None
+        theta = torch.empty(len(rows), parameter_dim(self.prior), device=x.device)
         for index in member.unique().tolist():
             chosen = member == index
-            drawn = self.members[index]._draw(rows[chosen], 1)[:, 0]
-            theta = drawn.new_empty(len(rows), drawn.shape[1]) if theta is None else theta
-            theta[chosen] = drawn
-        assert theta is not None
+            theta[chosen] = self.members[index]._draw(rows[chosen], 1)[:, 0]
         return theta.unflatten(0, (len(x), n))
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -205,8 +194,8 @@ class CallableBase(BasePosterior):
         expected = (len(rows), parameter_dim(self.prior))
         if theta.shape != expected:
             raise ValueError(
-                f"Expected the base posterior to return one θ per row of x, {expected}, got {tuple(theta.shape)} for x of "
-                f"shape {tuple(rows.shape)}. Return one draw per row."
+                f"Expected the base posterior to return one θ per row of x, {expected}, got {tuple(theta.shape)} for x "
+                f"of shape {tuple(rows.shape)}. Return one draw per row."
             )
         return theta.clone().unflatten(0, (len(x), n))
 
@@ -220,25 +209,23 @@ class CallableBase(BasePosterior):
 def as_base_posterior(
     posterior: Any, prior: Distribution | None = None, log_prob: Callable | None = None
 ) -> BasePosterior:
-    """Adapt a posterior to the one thing the method needs.
+    """Adapt a posterior to `BasePosterior`.
 
     Args:
-        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `BasePosterior`, or a function
-            from x of shape (B, ...) to one draw of θ per row, (B, p).
-        prior: The prior of the simulations. sbi posteriors carry theirs; a function needs it.
-        log_prob: For a function: its log density, ``(theta (B, p), x (B, ...)) -> (B,)``.
-
-    Returns:
-        A `BasePosterior`.
+        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `BasePosterior`, or a
+            function ``x (B, ...) -> theta (B, p)``, one draw per row.
+        prior: The prior of the simulations. A function needs it; sbi posteriors have one.
+        log_prob: Log density of a function, ``(theta (B, p), x (B, ...)) -> (B,)``.
     """
     if prior is not None and not isinstance(prior, Distribution):
         raise TypeError(
-            f"prior is a {type(prior).__name__}; a torch distribution was expected, e.g. sbi.utils.BoxUniform(low, high)."
+            f"Expected prior to be a torch distribution, got a {type(prior).__name__}. Pass e.g. "
+            "sbi.utils.BoxUniform(low, high)."
         )
     if prior is not None and (len(prior.batch_shape) or len(prior.event_shape) != 1):
         raise ValueError(
-            f"prior has batch shape {tuple(prior.batch_shape)} and event shape {tuple(prior.event_shape)}; a "
-            "distribution over θ of shape (p,) was expected. Use e.g. torch.distributions.Independent(Normal(zeros, ones), 1)."
+            f"Expected a prior over θ of shape (p,), got batch shape {tuple(prior.batch_shape)} and event shape "
+            f"{tuple(prior.event_shape)}. Use e.g. torch.distributions.Independent(Normal(zeros, ones), 1)."
         )
     if isinstance(posterior, BasePosterior):
         return posterior
@@ -250,18 +237,18 @@ def as_base_posterior(
         return EnsembleBase([as_base_posterior(p, prior) for p in posterior.posteriors], posterior.weights.clone())
     if isinstance(posterior, NeuralPosterior):
         raise TypeError(
-            f"posterior is a {type(posterior).__name__}, which samples one observation at a time by MCMC, rejection or "
-            "optimisation; the method draws for thousands of observations. Train one with NPE or FMPE, e.g. "
-            "fmcpe.train_npe(simulator, prior)."
+            f"Expected an amortised posterior, got a {type(posterior).__name__}, which samples one observation at a "
+            "time by MCMC, rejection or optimisation. Train one with NPE or FMPE, e.g. fmcpe.train_npe(simulator, "
+            "prior)."
         )
     if callable(posterior):
         if prior is None:
             raise ValueError(
-                "posterior is a function and prior is missing; a function does not know its prior. "
-                "Pass as_base_posterior(draw, prior=...), or FMCPE(draw, simulator, prior=BoxUniform(low, high))."
+                "Expected a prior for a posterior that is a function, got none. Pass as_base_posterior(draw, "
+                "prior=...), or FMCPE(draw, simulator, prior=BoxUniform(low, high))."
             )
         return CallableBase(posterior, prior, log_prob)
     raise TypeError(
-        f"posterior is a {type(posterior).__name__}; an sbi DirectPosterior, EnsemblePosterior or VectorFieldPosterior, or "
-        "a function from x to one draw of theta per row was expected. Train one with fmcpe.train_npe(simulator, prior)."
+        "Expected an sbi DirectPosterior, EnsemblePosterior or VectorFieldPosterior, or a function from x to one draw "
+        f"of theta per row, got a {type(posterior).__name__}. Train one with fmcpe.train_npe(simulator, prior)."
     )

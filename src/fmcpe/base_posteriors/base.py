@@ -1,8 +1,8 @@
-r"""What the method needs of a base posterior: draws for each x, and their log density where there is one.
+r"""The interface of a base posterior: draws for each x, and their log density where there is one.
 
-`fmcpe.base_posteriors.adapters` makes one of sbi posteriors and of plain functions. None of them goes through sbi's rejection
-loop, which does not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times,
-then moved to its edge, and the fraction is kept in `BasePosterior.fraction_clamped`.
+`fmcpe.base_posteriors.adapters` adapts sbi posteriors and plain functions to it. None uses sbi's rejection loop, which
+does not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times, then
+moved to its edge. `BasePosterior.fraction_clamped` is the fraction moved.
 """
 
 from __future__ import annotations
@@ -16,37 +16,35 @@ from torch.distributions import Distribution
 
 from fmcpe._random import seeded
 
-REDRAWS = 20
-"""How often a draw outside the prior's support is repeated before it is clamped."""
-
-LEAKAGE_DRAWS = 200
-"""Draws that estimate how much of an estimator's mass lies inside the support, for one x."""
-
 
 class BasePosterior(ABC):
     r"""A frozen conditional distribution \( \hat p(\theta | x) \) over physical θ, truncated to the prior's support.
 
     Args:
         prior: Its support bounds the draws.
-        x_shape: Shape of one x, or None where the object does not know.
+        x_shape: Shape of one x, or None if unknown.
     """
 
     components = 256
-    """Draws of x̃ in the mixture that is the corrected density."""
+    """Draws of x̃ in the Monte-Carlo mixture of the corrected density."""
+    redraws = 20
+    """How often a draw outside the support is repeated before it is clamped."""
+    leakage_draws = 200
+    """Draws that estimate the mass inside the support, for one x."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
-        self.prior, self.x_shape = prior, x_shape
-        self.fraction_clamped = 0.0
+        self.prior, self.x_shape, self.fraction_clamped = prior, x_shape, 0.0
+        self.raw_shape = x_shape  # of one observation before it is summarised
 
     @abstractmethod
     def _draw(self, x: Tensor, n: int) -> Tensor:
-        """Draws for each row of x, anywhere: (B, ...) -> (B, n, p)."""
+        """Draws for each row of x, inside the support or not: (B, ...) -> (B, n, p)."""
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         """Density of `_draw`: θ (B, n, p) and x (B, ...) -> (B, n)."""
         raise NotImplementedError(
-            "Expected a base posterior with a density, got one without, so the corrected posterior has none either. Use "
-            "sample() and diagnostics made of draws, or give as_base_posterior(draw, prior=..., log_prob=...)."
+            "Expected a base posterior with a density, got one without. Use sample() and diagnostics made of draws, or "
+            "pass as_base_posterior(draw, prior=..., log_prob=...)."
         )
 
     def to(self, device: str | torch.device) -> BasePosterior:
@@ -54,21 +52,16 @@ class BasePosterior(ABC):
         return self
 
     @property
-    def raw_shape(self) -> torch.Size | None:
-        """Shape of an observation as users see it."""
-        return self.x_shape
-
-    @property
     def embedding(self) -> nn.Module | None:
-        """The trained network that summarises raw data for it, (B, ...) -> (B, features), where it has one."""
+        """The trained embedding of raw data, (B, ...) -> (B, features), if any."""
         return None
 
     def summarise(self, data: Tensor) -> Tensor:
-        """Its own summary of raw data; here the data themselves."""
+        """The summary that the posterior is conditioned on, (B, ...) -> (B, ...)."""
         return data
 
     def summarised(self) -> BasePosterior:
-        """The same posterior as a function of its own summary of x, where it has one."""
+        """The same posterior, conditioned on its embedding of x if it has one."""
         return self
 
     @torch.no_grad()
@@ -77,7 +70,7 @@ class BasePosterior(ABC):
         theta = self._draw(x, n)
         shape, flat = theta.shape, theta.reshape(-1, theta.shape[-1])
         outside = ~self._inside(flat)
-        for _ in range(REDRAWS):
+        for _ in range(self.redraws):
             if not bool(outside.any()):
                 break
             rows = outside.nonzero()[:, 0]
@@ -89,12 +82,9 @@ class BasePosterior(ABC):
         return flat.reshape(shape)
 
     def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:
-        """Log density of physical θ: (B, n, p) and (B, ...) -> (B, n), -inf outside the support.
+        """Log density of physical θ (B, n, p) given x (B, ...): (B, n), -inf outside the support.
 
-        Args:
-            theta: Physical parameters.
-            x: Data.
-            log_acceptance: `log_acceptance(x)`, where it is known already.
+        Pass `log_acceptance`, (B,), if it is known already.
         """
         mass = self.log_acceptance(x) if log_acceptance is None else log_acceptance
         inside = self._inside(theta.reshape(-1, theta.shape[-1])).reshape(theta.shape[:2])
@@ -102,11 +92,11 @@ class BasePosterior(ABC):
 
     @torch.no_grad()
     def log_acceptance(self, x: Tensor) -> Tensor:
-        """Log of the mass inside the support for each row of x, (B,), estimated by draws; 0 where nothing can leak."""
+        """Log mass inside the support for each row of x, (B,), estimated by draws; 0 where nothing can leak."""
         if not self._may_leak():
             return torch.zeros(x.shape[0], device=x.device)
-        # of a mixture, the mean over the components counts: many components need few draws each
-        draws = max(20, min(LEAKAGE_DRAWS, 4000 // x.shape[0]))
+        # only the mean over the components of a mixture matters: many components need few draws each
+        draws = max(20, min(self.leakage_draws, 4000 // x.shape[0]))
         parts = x.split(max(1, 2_000_000 // (draws * max(1, x[0].numel()))))  # bounds memory
         inside = [
             self._inside(self._draw(part, draws).flatten(0, 1)).float().reshape(len(part), draws).mean(1)
@@ -115,7 +105,7 @@ class BasePosterior(ABC):
         return torch.cat(inside).clamp_min(0.5 / draws).log()
 
     def _may_leak(self) -> bool:
-        """Whether draws can fall outside the support at all: not if the support is everything."""
+        """Whether draws can fall outside the support: not if it is unbounded."""
         with seeded(0):
             probe = self.prior.sample((1,))
         far = torch.cat([probe + 1e6 * (1 + probe.abs()), probe - 1e6 * (1 + probe.abs())])

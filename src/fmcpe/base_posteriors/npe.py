@@ -1,8 +1,8 @@
-"""The base posterior: sbi's NPE in unconstrained parameter space, with a schedule that trains it in a minute.
+"""The base posterior: sbi's NPE in unconstrained parameter space, trained in about a minute.
 
-The density estimator is sbi's own (a neural spline flow, ``z_score_theta="transform_to_unconstrained"``), and so is the
-posterior that comes back. Only the loop differs: one cycle of the learning rate, up to a high peak and down to zero,
-reaches in tens of seconds what a small fixed rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
+The density estimator (a neural spline flow, ``z_score_theta="transform_to_unconstrained"``) and the posterior are
+sbi's. Only the training loop differs: one cycle of the learning rate reaches in tens of seconds what a small constant
+rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 """
 
 from __future__ import annotations
@@ -25,38 +25,30 @@ from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
 from fmcpe.base_posteriors.simulation import simulate as run_simulator
-from fmcpe.nn.embeddings import WithoutWeights, embedding_width, has_weights, level_aware_part, made_aware
+from fmcpe.nn.embeddings import WithoutWeights, at_levels, embedding_width, has_weights, level_aware_part, made_aware
 from fmcpe.nn.training import Training, train
 
 
 @dataclass(frozen=True)
 class FlowSize:
-    """The neural spline flow of the base posterior.
-
-    Args:
-        hidden_features: Width of its conditioners.
-        num_transforms: Number of autoregressive transforms.
-        num_bins: Bins of each spline.
-    """
+    """Size of the neural spline flow of the base posterior."""
 
     hidden_features: int = 64
     num_transforms: int = 3
     num_bins: int = 10
 
 
-_LOOKED_AT = 1000
-_MAX_BYTES = 2**30
-"""Simulations that need more memory than this are not kept."""
-
-
 class SimulationsOnDemand:
-    """Simulations too large to keep, run anew for each minibatch at the same θ: indexed like the tensor they would be.
+    """Simulations that do not fit into memory: indexed like a tensor (N, *shape), simulated anew at each access.
 
     Args:
-        simulator: ``theta (N, p) -> x (N, ...)``.
+        simulator: ``theta (N, p) -> x (N, *shape)``.
         theta: The parameters, (N, p).
         shape: Shape of one simulation.
     """
+
+    max_bytes = 2**30
+    """Simulations that need at most this much memory are kept in a tensor instead."""
 
     def __init__(self, simulator: Callable[[Tensor], Tensor], theta: Tensor, shape: torch.Size) -> None:
         self.simulator, self.theta = simulator, theta
@@ -66,7 +58,6 @@ class SimulationsOnDemand:
         return self.simulator(self.theta[rows])
 
     def to(self, device: str) -> SimulationsOnDemand:
-        """The same with θ, and so what the simulator returns, on another device."""
         return SimulationsOnDemand(self.simulator, self.theta.to(device), self.shape[1:])
 
 
@@ -75,15 +66,7 @@ Rows = Tensor | SimulationsOnDemand
 
 
 class NPEPosterior(DirectPosterior):
-    """An sbi `DirectPosterior` that remembers how its network was built, so that it can be saved.
-
-    Args:
-        estimator: The trained density estimator.
-        prior: The prior of the simulations.
-        flow: The size of the flow.
-        embedding_net: The network that summarises x, as the user gave it, before training.
-        history: Losses by epoch.
-    """
+    """An sbi `DirectPosterior` that can be saved: it stores the flow's size and the untrained `embedding_net`."""
 
     def __init__(
         self,
@@ -101,12 +84,12 @@ def build_estimator(
     theta: Tensor, x: Tensor, prior: Distribution, flow: FlowSize, embedding_net: nn.Module | None
 ) -> ConditionalDensityEstimator:
     """Sbi's neural spline flow over the prior's support, standardised by the statistics of `theta` and `x`."""
-    # sbi tries it on a single row, which layers that normalise a batch refuse while they train
+    # sbi calls it with a single row, which batch normalisation refuses in training mode
     net = nn.Identity() if embedding_net is None else copy.deepcopy(embedding_net).eval()
-    # numbers of a vector have units of their own; those of a series or an image share one, if there are several
+    # each number of a vector has its own unit; those of a series or an image share one
     z_score = "independent" if embedding_net is None or x[0].numel() == 1 else "structured"
     if z_score == "structured" and x.shape[1] == 1:
-        # sbi would take the deviation over the channels, of which there is one
+        # sbi would take the standard deviation over the single channel
         net, z_score = nn.Sequential(standardizing_net(x.flatten(1), structured_dims=True), net), "none"
     build = posterior_nn(
         "zuko_nsf",
@@ -144,24 +127,23 @@ def train_npe(
     Args:
         simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
         prior: Prior over physical θ.
-        num_simulations: How many simulations to run.
-        embedding_net: Network that summarises x before the flow sees it; needed for images and advised for series.
-        seed: Makes the training reproducible; torch's global generator is left as it was.
-        simulations: ``(theta, x)`` that were run before, in place of the simulator.
-        dask: Address of a Dask scheduler, or a client: the simulations are run on that cluster, see `fmcpe.simulate`.
-        max_num_epochs: Length of the schedule: the rate rises to `learning_rate` and falls to zero over so many epochs.
+        num_simulations: Number of simulations.
+        embedding_net: Network that embeds x, (B, ...) -> (B, features); needed for images, advised for series.
+        seed: Makes the training reproducible; torch's generator is left as it was.
+        simulations: Existing simulations ``(theta, x)``, in place of the simulator.
+        dask: Address of a Dask scheduler, or a client, to simulate on that cluster (`fmcpe.simulate`).
+        max_num_epochs: Length of the cycle of the learning rate.
         training_batch_size: Simulations per gradient step.
-        learning_rate: Peak of the schedule.
-        validation_fraction: Share of the simulations that picks the best weights.
-        stop_after_epochs: Epochs without a better validation loss after which training ends early.
-        clip_max_norm: Largest gradient norm.
-        domain_randomisation: Whether part of the simulations are distorted at random, and the network is told how much
-            (`fmcpe.base_posteriors.domain_randomisation`). Its summary then survives misspecification, and at level 0, the
-            default, it answers as sharply as before. By default where there is an `embedding_net` with weights, unless data
-            lie on a baseline that is large against their standard deviation, which a gain would only shift.
+        learning_rate: Peak of the cycle.
+        validation_fraction: Share of the simulations used for early stopping.
+        stop_after_epochs: Epochs without improvement before training stops early.
+        clip_max_norm: Maximum gradient norm.
+        domain_randomisation: Train part of the time on distorted simulations, so that the embedding is robust to
+            misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights,
+            unless the mean of the data is large against their standard deviation.
         flow: Size of the flow.
         device: Where to train.
-        show_progress_bars: Whether to show progress once training takes more than two seconds.
+        show_progress_bars: Show progress after two seconds.
 
     Returns:
         An sbi posterior, with the losses in ``.history``.
@@ -174,12 +156,12 @@ def train_npe(
         theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
         if domain_randomisation and (embedding_net is None or not has_weights(embedding_net)):
             raise ValueError(
-                "Expected an embedding_net with weights, which can learn to survive distortions, with "
-                "domain_randomisation=True, got none. Pass embedding_net=, a network to (B, features), or leave it out."
+                "Expected an embedding_net with weights for domain_randomisation=True, got none. Pass embedding_net=, "
+                "a network to (B, features), or leave domain_randomisation out."
             )
         if domain_randomisation is None:
-            with seeded(0):  # simulations on demand draw: a look at them must not shift the noise of what follows
-                domain_randomisation = not on_a_baseline(x[:_LOOKED_AT])
+            with seeded(0):  # simulations on demand consume random numbers
+                domain_randomisation = not on_a_baseline(x[:1000])
         if embedding_net is not None and domain_randomisation:
             embedding_width(embedding_net, tuple(x.shape[1:]))
             embedding_net = made_aware(embedding_net)
@@ -201,45 +183,35 @@ def fit_npe(
     num_simulated: int | None = None,
     what: str = "the base posterior",
 ) -> NPEPosterior:
-    """A fresh posterior trained on rows of (θ, x), however they were come by; draws from torch's global generator.
+    """A posterior trained on rows θ (N, p) and x (N, ...), with torch's global generator.
 
-    Args:
-        theta: Physical parameters, (N, p).
-        x: Data, (N, ...), or something that is indexed like them.
-        prior: As sbi's `process_prior` returns it.
-        embedding_net: As for `train_npe`.
-        flow: Size of the flow.
-        training: How it is trained.
-        device: Where to train.
-        show_progress_bars: Whether to show progress.
-        corrupt: Applied to every minibatch of x anew; the network is standardised by x without it.
-        weights: What each row counts, (N,).
-        num_simulated: How many of the rows, the first, are simulations, and so may be roughened; all if None.
-        what: What is trained, for the progress bar and for errors.
+    `prior` is the output of sbi's `process_prior`. `corrupt` is applied to each minibatch of x, but not to the rows
+    that standardise it. `weights`, (N,), weight the rows in the loss. Only the first `num_simulated` rows are
+    domain-randomised, or all. `what` names the network in the progress bar and in errors.
     """
     if embedding_net is not None:
         embedding_width(embedding_net, tuple(x.shape[1:]))
     elif x.ndim > 2:
         raise ValueError(
-            f"simulations have shape {tuple(x.shape)} and no embedding_net came; data that are not vectors need one. "
+            f"Expected an embedding_net for simulations of shape {tuple(x.shape)}, which are not vectors, got none. "
             "Pass embedding_net=, a network to (B, features)."
         )
     theta, x = theta.to(device), x.to(device)
-    # statistics of 5000 simulations are as good as those of all, where all do not fit into memory
+    # 5000 simulations give good statistics where all of them do not fit into memory
     enough = slice(None) if isinstance(x, Tensor) else slice(5000)
     estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
 
-    aware, scale = level_aware_part(estimator), float(x[enough].std())
+    aware, scale = level_aware_part(estimator) is not None, float(x[enough].std())
 
     def loss(rows: Tensor) -> Tensor:
         data = x[rows] if corrupt is None else corrupt(x[rows])
-        if aware is None:
+        if not aware:
             each = estimator.loss(theta[rows], data)
         else:
             levels = draw_levels(len(rows), data.device)
             if num_simulated is not None:
                 levels = levels * (rows < num_simulated)[:, None].to(levels)
-            with aware.at(levels):
+            with at_levels(estimator, levels):
                 each = estimator.loss(theta[rows], distort(data, levels, scale))
         return each if weights is None else each * weights[rows].to(each)
 
@@ -255,32 +227,33 @@ def simulate(
     dask: Any = None,
     show_progress_bars: bool = False,
 ) -> tuple[Tensor, Rows]:
-    """Simulations at draws of the prior, or those that are given, checked: θ (N, p) and x (N, ...)."""
+    """Simulations at draws of the prior, or the given ones after a check: θ (N, p) and x (N, ...)."""
     if given is not None:
-        theta, x = as_tensor(given[0], "theta"), as_tensor(given[1], "x")
-        if theta.ndim != 2 or theta.shape[0] != x.shape[0]:
+        theta, x, dim = as_tensor(given[0], "theta"), as_tensor(given[1], "x"), parameter_dim(prior)
+        if theta.ndim != 2 or theta.shape[1] != dim or theta.shape[0] != x.shape[0]:
             raise ValueError(
-                f"simulations have theta of shape {tuple(theta.shape)} and x of shape {tuple(x.shape)}; (N, p) and (N, ...) "
-                "with the same N were expected."
+                f"Expected simulations=(theta, x) of shapes (N, {dim}) and (N, ...) with the same N, got "
+                f"{tuple(theta.shape)} and {tuple(x.shape)}. Pass one row per simulation, one column per parameter."
             )
-        if theta.shape[1] != parameter_dim(prior) or not bool(within_support(prior, theta).all()):
+        outside = int((~within_support(prior, theta)).sum())
+        if outside:
             raise ValueError(
-                f"simulations have θ of {theta.shape[1]} number(s), some perhaps outside the support; draws of the prior, of "
-                f"{parameter_dim(prior)} number(s), were expected. Pass the prior that the simulations came from."
+                f"Expected simulations at theta inside the prior's support, got {outside} of {len(theta)} rows "
+                "outside. Pass the prior that the simulations came from."
             )
         return theta, x
     if simulator is None:
-        raise ValueError("neither a simulator nor simulations came; pass simulator=, or simulations=(theta, x).")
+        raise ValueError("Expected a simulator or simulations, got neither. Pass simulator= or simulations=(theta, x).")
     if number < 100:
-        raise ValueError(f"num_simulations={number} came; at least 100 were expected, and 10 000 or more are advised.")
+        raise ValueError(f"Expected num_simulations of at least 100, got {number}. Pass 10 000 or more.")
     theta = prior.sample((number,)).to(torch.float32)
     if dask is not None:
         return theta, run_simulator(
             simulator, theta, dask=dask, batch_size=max(1, number // 200), show_progress_bars=show_progress_bars
         )
     checked = CheckedSimulator(simulator, None)
-    with seeded(0):  # a look at the shape must not shift the noise of what follows
+    with seeded(0):  # a call for the shape only must not consume random numbers
         shape = checked(theta[:2]).shape[1:]
-    if 4 * number * shape.numel() > _MAX_BYTES:
+    if 4 * number * shape.numel() > SimulationsOnDemand.max_bytes:
         return theta, SimulationsOnDemand(checked, theta, shape)
     return theta, checked(theta)

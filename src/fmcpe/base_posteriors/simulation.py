@@ -1,4 +1,4 @@
-"""Running a simulator many times: here, or on the workers of a Dask cluster, with the same result."""
+"""Batched simulation, in this process or on a Dask cluster, with the same result."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ def simulate(
     seed: int | None = None,
     show_progress_bars: bool = True,
 ) -> Tensor:
-    """Simulate at each row of `theta`.
+    """Simulate at each row of `theta`, for ``train_npe(None, prior, simulations=(theta, x))``.
 
-    Rows are simulated in batches, each with a seed of its own, so that the same `seed` and `batch_size` give the same
-    simulations wherever they are run and in whatever order. Use the result with
-    ``train_npe(None, prior, simulations=(theta, x))``, or let ``train_npe(simulator, prior, dask=...)`` do it.
+    Each batch has its own seed: the same `seed` and `batch_size` give the same simulations on any machine, in any
+    order.
 
     Args:
-        simulator: ``theta (N, p) -> x (N, ...)``. For a cluster it has to be something that cloudpickle can send.
+        simulator: ``theta (N, p) -> x (N, ...)``; cloudpickle has to serialise it for a cluster.
         theta: Physical parameters, (N, p).
-        dask: Address of a Dask scheduler, or a `distributed.Client`; None simulates in this process. A batch whose worker
-            dies is simulated again by another.
-        batch_size: Rows per call of the simulator, and per task of the cluster: small for slow simulators.
-        seed: Makes the noise reproducible; torch's global generator is left as it was.
-        show_progress_bars: Whether to show progress once it takes more than two seconds.
+        dask: Address of a Dask scheduler, or a `distributed.Client`; None simulates in this process. If a worker dies,
+            another one simulates its batch.
+        batch_size: Rows per call of the simulator, and per task of the cluster; small for slow simulators.
+        seed: Makes the noise reproducible; torch's generator is left as it was.
+        show_progress_bars: Show progress after two seconds.
 
     Returns:
         x, (N, ...).
     """
     theta = as_tensor(theta, "theta")
     if theta.ndim != 2 or len(theta) == 0:
-        raise ValueError(f"theta has shape {tuple(theta.shape)}; (N, p) was expected. Pass theta.reshape(-1, p).")
+        raise ValueError(
+            f"Expected theta of shape (N, p), got {tuple(theta.shape)}. Pass one row per simulation, one column per "
+            "parameter."
+        )
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} came; at least 1 was expected. Try batch_size=100.")
+        raise ValueError(f"Expected batch_size of at least 1, got {batch_size}. Try batch_size=100.")
     batches = theta.split(batch_size)
-    # without a seed, the batches' own still differ: workers start from the same state
+    # batches need different seeds even if the user gives none: all workers start from the same state
     start = int(torch.randint(2**31, ())) if seed is None else seed
     seeds = [derive(start, "simulate", k) for k in range(len(batches))]
     bar = tqdm(

@@ -1,9 +1,7 @@
-r"""Fixed-step solvers for \( \dot z = f(t, z) \) on [0, 1], and the exact inverse of what they compute.
+"""Fixed-step solvers for dz/dt = f(t, z), and the exact inverse of the discrete map.
 
-A solver is a composition of steps \( z_{k+1} = \phi_k(z_k) \). Each step here is one small function; `solve`
-composes them, `invert` undoes the composition step by step. Undoing the *discrete* map, rather than integrating
-the equation backwards, means that ``invert(solve(z)) == z`` whatever the number of steps, so that the density
-of a draw is the density of the very map that made it.
+`solve` composes the steps z_{k+1} = φ_k(z_k), and `invert` inverts them one by one. Unlike integration of the equation
+backwards, this gives ``invert(solve(z)) == z`` for any number of steps, so the density of a draw is exact.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch import Tensor
 from fmcpe._errors import FMCPEWarning
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-"""A velocity field with its conditioning fixed: ``(t of shape (), z of shape (B, D)) -> (B, D)``."""
+"""A velocity field for fixed conditions: t (), z (B, D) -> (B, D)."""
 
 
 def euler(f: Velocity, t: Tensor, z: Tensor, h: float) -> Tensor:
@@ -45,14 +44,7 @@ METHODS = {"euler": euler, "midpoint": midpoint, "rk4": rk4}
 
 @dataclass(frozen=True)
 class Solver:
-    """A method and a number of equal steps.
-
-    Args:
-        method: ``"euler"``, ``"midpoint"`` or ``"rk4"``.
-        steps: How many steps cover the interval.
-        start: Time at which `solve` begins.
-        end: Time at which `solve` stops; before `start` for fields that run from noise at t=1.
-    """
+    """`steps` equal steps of a method, ``"euler"``, ``"midpoint"`` or ``"rk4"``, from time `start` to `end`."""
 
     method: str = "euler"
     steps: int = 50
@@ -61,34 +53,29 @@ class Solver:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is not a solver; choose one of {sorted(METHODS)}.")
+            raise ValueError(f"Expected a solver of {sorted(METHODS)}, got {self.method!r}. Try euler.")
         if self.steps < 1:
-            raise ValueError(f"steps={self.steps} cannot cover an interval; give a whole number of at least 1.")
+            raise ValueError(f"Expected at least 1 solver step, got {self.steps}. Try steps=50.")
 
     def _steps(self, f: Velocity, like: Tensor) -> list[Callable[[Tensor], Tensor]]:
         """The maps that `solve` composes."""
-        h = (self.end - self.start) / self.steps
-        step = METHODS[self.method]
-
-        def at(t: Tensor) -> Callable[[Tensor], Tensor]:
-            return lambda z: step(f, t, z, h)
-
-        return [at(like.new_tensor(self.start + k * h)) for k in range(self.steps)]
+        h, step = (self.end - self.start) / self.steps, METHODS[self.method]
+        return [partial(step, f, like.new_tensor(self.start + k * h), h=h) for k in range(self.steps)]
 
     def solve(self, f: Velocity, z: Tensor) -> Tensor:
-        """Carry `z` from `start` to `end`."""
+        """The solution at `end` that starts from `z`, (..., D)."""
         for step in self._steps(f, z):
             z = step(z)
         return z
 
     def invert(self, f: Velocity, z: Tensor) -> Tensor:
-        """The point that `solve` carries to `z`."""
+        """The inverse of `solve` at `z`."""
         for step in reversed(self._steps(f, z)):
             z = _invert_step(step, z)
         return z
 
     def invert_with_logdet(self, f: Velocity, z: Tensor) -> tuple[Tensor, Tensor]:
-        """`invert`, and the log-determinant of the Jacobian of `solve` at the point found, of shape (...,)."""
+        """`invert`, and the log-determinant of the Jacobian of `solve` there, (...,)."""
         logdet = z.new_zeros(z.shape[:-1])
         for step in reversed(self._steps(f, z)):
             z = _invert_step(step, z)
@@ -97,20 +84,20 @@ class Solver:
 
 
 def _invert_step(step: Callable[[Tensor], Tensor], target: Tensor, max_iter: int = 100) -> Tensor:
-    """Fixed point of ``z <- z + target - step(z)``, a contraction while the step is short against the field."""
+    """Fixed point of ``z <- z + target - step(z)``, a contraction if the step is short for the field."""
     z, worst = target, float("inf")
     for _ in range(max_iter):
         residual = target - step(z)
         z = z + residual
         before, worst = worst, float((residual / (1 + z.abs())).detach().abs().max())
-        # nothing is gained below rounding, which shows in a residual that no longer falls
+        # stop at rounding error, where the residual no longer falls
         if worst <= 2e-7 or (worst <= 1e-5 and worst > 0.5 * before):
             return z
     worst = float((target - step(z)).detach().abs().max())
     if worst > 1e-4:
         warnings.warn(
-            f"a solver step could not be inverted (residual {worst:.1e}): the velocity field is too steep for the "
-            "step size, and the density is unreliable here. Use more steps, e.g. Recipe(steps=200).",
+            f"Expected a solver step that can be inverted, got a residual of {worst:.1e}: the velocity field is too "
+            "steep for the step size, and the density is unreliable here. Use more steps, e.g. Paper(steps=200).",
             FMCPEWarning,
             stacklevel=3,
         )
@@ -118,9 +105,7 @@ def _invert_step(step: Callable[[Tensor], Tensor], target: Tensor, max_iter: int
 
 
 def _jacobian(step: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """Per-row Jacobian (..., D, D) of a row-wise map of (..., D): one forward-mode product per dimension, all at once."""
-    dim = z.shape[-1]
-    tangents = (
-        torch.eye(dim, dtype=z.dtype, device=z.device).reshape(dim, *([1] * (z.ndim - 1)), dim).expand(-1, *z.shape)
-    )
+    """Jacobian (..., D, D) of a row-wise map of z (..., D): one forward-mode product per dimension, vectorised."""
+    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    tangents = eye.reshape(-1, *([1] * (z.ndim - 1)), z.shape[-1]).expand(-1, *z.shape)
     return torch.func.vmap(lambda tangent: torch.func.jvp(step, (z,), (tangent,))[1], out_dims=z.ndim)(tangents)

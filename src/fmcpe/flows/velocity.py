@@ -1,7 +1,6 @@
-"""Velocity fields.
+"""The velocity field: a residual network with gated conditioning, as in flow matching for SBI (Dax et al., 2023).
 
-The velocity field is the residual network with gated conditioning that continuous-flow SBI uses (Dax et al.,
-2023): every residual block is multiplied by a gate that sees the time and the embedding of the observation.
+A gate multiplies every residual block; it depends on the time and on the embedding of the observation.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fmcpe.nn.ensemble import Linear
 
 
 class TimeFeatures(nn.Module):
-    """t, and cosines and sines of its first multiples: (..., 1) -> (..., 1 + 2 * frequencies)."""
+    """t, cos(kπt) and sin(kπt) for k up to `frequencies`: (..., 1) -> (..., 1 + 2 * frequencies)."""
 
     omega: Tensor
 
@@ -35,7 +34,7 @@ class TimeFeatures(nn.Module):
 
 
 class GatedBlock(nn.Module):
-    """``h + r(h) * sigmoid(gate)``, with `r` a two-layer perceptron."""
+    """``h + r(h) * sigmoid(gate)`` with a two-layer perceptron r."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,12 +46,7 @@ class GatedBlock(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """An embedding of (z, t): a perceptron of z and the features of t.
-
-    Args:
-        dim: Dimension of z.
-        width: Number of hidden units and of features it gives.
-    """
+    """An embedding of (z, t): a perceptron of z (..., dim) and time features, with `width` hidden units and outputs."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -65,21 +59,15 @@ class DenseHead(nn.Module):
         return self.of_projection(t, self.from_z(z))
 
     def of_projection(self, t: Tensor, projection: Tensor) -> Tensor:
-        """Features from a precomputed projection, ``from_z(z)``."""
+        """The embedding for a precomputed projection ``from_z(z)``."""
         return self.second(silu(projection + self.from_t(self.time(t))))
 
     def to_config(self) -> dict[str, Any]:
-        """Its architecture."""
         return {"dim": self.dim, "width": self.out_features}
 
 
 class EmbeddingHead(nn.Module):
-    """An embedding of (z, t): a network that suits data of the shape of z, and the features of t.
-
-    Args:
-        shape: Shape of the data that z is, flattened.
-        features: Number of features of the network.
-    """
+    """An embedding of (z, t): `embedding_for` the shape of z before flattening, and time features."""
 
     def __init__(self, shape: tuple[int, ...], features: int) -> None:
         super().__init__()
@@ -92,29 +80,24 @@ class EmbeddingHead(nn.Module):
         return torch.cat([features, time.expand(*features.shape[:-1], -1)], dim=-1)
 
     def to_config(self) -> dict[str, Any]:
-        """Its architecture."""
         return {"shape": list(self.shape), "features": self.features}
 
 
 def head_from_config(config: dict[str, Any]) -> DenseHead | EmbeddingHead:
-    """A head of that architecture."""
     if "width" in config:
         return DenseHead(config["dim"], config["width"])
     return EmbeddingHead(tuple(config["shape"]), config["features"])
 
 
 class VelocityField(nn.Module):
-    """u(t, z, y) for flat z of `dim` numbers.
-
-    What the network needs to know of y (its share of every gate) is computed once, by `embed`, and handed to each
-    evaluation: an ODE solver pays for it once, not once a step.
+    """u(t, z, y) for z (..., dim). `embed` computes the contribution of y to all gates once per ODE, not once per step.
 
     Args:
         dim: Dimension of z.
-        embedding: Network from a batch of observations to (B, embedding_dim).
-        embedding_dim: Its output size.
-        widths: Widths of the residual blocks; a linear layer stands between two that differ.
-        head: Embeds (z, t) before the residual network, with a signature of ``(t, z)``; z itself enters it if None.
+        embedding: Network from observations (B, ...) to (B, embedding_dim).
+        embedding_dim: Number of its features.
+        widths: Widths of the residual blocks; a linear layer connects blocks of different widths.
+        head: Embedding of (z, t); z itself if None.
     """
 
     def __init__(
@@ -142,12 +125,12 @@ class VelocityField(nn.Module):
         return self.from_y(self.embedding(y))
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
-        """The velocity at time `t` (() or (B, 1)) and point `z` (B, dim), for observations embedded in `context`."""
+        """The velocity at time `t` (() or (B, 1)) and point `z` (B, dim), given the `context` of the observations."""
         t = t.reshape(1) if t.ndim == 0 else t
         return self.last(self.trunk(t, z if self.head is None else self.head(t, z), context))
 
     def trunk(self, t: Tensor, entrance: Tensor, context: Tensor) -> Tensor:
-        """Input of the final linear layer, (B, widths[-1])."""
+        """Input of the last linear layer, (B, widths[-1])."""
         context = context + self.from_t(self.time(t))
         shift, *gates = context.split(self._parts, dim=-1)
         h = self.first(entrance) + shift

@@ -1,8 +1,8 @@
-"""How far one set of samples is from another, and how good a posterior's draws are.
+"""Distances between sets of samples, and scores of posterior draws.
 
 For samples `a ~ P` and `b ~ Q`, of `n` and `m` rows:
 
-    C2ST    accuracy of a classifier that tells a from b         ½ where P = Q, 1 where they are apart
+    C2ST    accuracy of a classifier between a and b             ½ where P = Q, 1 where they do not overlap
     W2      min over couplings γ of (Σ γ_ij |a_i - b_j|²)^½       POT's exact solver
     MMD²    mean_{i≠i'} k(a_i, a_i') + mean_{j≠j'} k(b_j, b_j') - 2 mean_{i,j} k(a_i, b_j),
             k(u, v) = exp(-|u - v|² / 2σ²)                        unbiased, so it can be negative
@@ -11,14 +11,14 @@ For draws `s_1..s_S` of a posterior and the true `θ`: MSE `mean_i |s_i - θ|²`
 `mean_i |s_i - θ| - ½ mean_{i≠i'} |s_i - s_i'|`, a proper score (the CRPS where p = 1; lower is better).
 
 *Joint* metrics compare the pairs `(θ_j, y_j)` with `(θ̂_j, y_j)`, `θ̂_j` being one draw for `y_j`. Their values depend
-on the units, so a space is chosen: `wasserstein2(*joint(theta, theta_hat, y, space="standardised"))`. W2 has a floor
-above zero at a finite number of rows: print a reference posterior's value beside it. Every metric takes `seed`.
+on the units, so choose a space: `wasserstein2(*joint(theta, theta_hat, y, space="standardised"))`. W2 of a finite
+sample is above zero even where P = Q: report it beside that of a reference posterior.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -26,6 +26,7 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
+from fmcpe._checks import is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.metrics.pair_classifier import grouped_accuracy
 from fmcpe.metrics.sample_classifier import accuracies
@@ -44,28 +45,26 @@ __all__ = [
     "wasserstein2",
 ]
 
-_ENTRIES = 2**22  # entries of a distance matrix held at a time: 32 MiB in double precision
-
 
 def c2st(a: Any, b: Any, folds: int = 5, seed: int | None = 0) -> float:
-    """Accuracy of a neural classifier that tells `a` from `b`, both (N, d), on rows it has not seen.
+    """Cross-validated accuracy of a neural classifier between `a` and `b`, both (N, d).
 
     Both are z-scored with the statistics of `a`. The classifier has the architecture of the "mlp" of
-    `sbi.utils.metrics.c2st`, all folds trained together. Several comparisons cost less in `c2st_each`.
+    `sbi.utils.metrics.c2st`. `c2st_each` is faster for several comparisons.
     """
     a, b = two_samples(a, b)
     if len(a) != len(b):
         n = min(len(a), len(b))
-        raise ValueError(f"{len(a)} and {len(b)} rows, expected as many in both: type c2st(a[:{n}], b[:{n}])")
+        raise ValueError(f"Expected as many rows in a as in b, got {len(a)} and {len(b)}. Call c2st(a[:{n}], b[:{n}]).")
     return c2st_each(a[None], b[None], folds, seed)[0]
 
 
 def c2st_each(a: Any, b: Any, folds: int = 5, seed: int | None = 0) -> list[float]:
-    """`c2st` of `a[i]` and `b[i]` for each i, both (B, N, d): the B values, with all classifiers trained together."""
+    """`c2st` of `a[i]` and `b[i]` for each i, both (B, N, d); all classifiers are trained as one batch."""
     a, b = finite(a, "a", "(B, N, d)"), finite(b, "b", "(B, N, d)")
     if a.shape != b.shape:
-        came = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"shapes {came}, expected the same (B, N, d): type c2st(a, b) for tables (N, d)")
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"Expected a and b of one shape (B, N, d), got {shapes}. Call c2st(a, b) for tables (N, d).")
     _check_folds(folds, a.shape[1])
     pairs = torch.stack([torch.stack(standardise(*pair)) for pair in zip(a, b, strict=True)])
     with seeded(derive(seed, "c2st")):
@@ -84,21 +83,20 @@ def joint_c2st(
     transform: Callable[[Tensor], Tensor] | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Accuracy of a classifier that tells the pairs `(θ_j, y_j)` from `(θ̂_j, y_j)`.
+    """Cross-validated accuracy of a classifier between the pairs `(θ_j, y_j)` and `(θ̂_j, y_j)`.
 
-    Both copies of an observation are in the same fold; with plain folds the exact posterior scores below ½.
+    Both pairs of an observation are in the same fold; with plain folds the exact posterior scores below ½.
 
     Args:
         theta: True parameters, (N, p).
         theta_hat: One posterior draw per observation, (N, p).
         y: Observations, (N, ...), no two rows the same observation.
         folds: Number of folds.
-        embedding: A module (copied) or a factory such as `task.embedding_net`, trained with the classifier, which
-            sees its output in the place of the flattened y.
-        space: Where θ and y are compared, see `joint`. The best accuracy is the same in every space, but that
-            of a network is not: "physical" is sensible only where θ and y are of order one.
-        transform: The map to unconstrained θ, see `joint`.
-        seed: Folds, weights and batches.
+        embedding: A module (copied) or a factory such as `task.embedding_net`, trained with the classifier, that
+            replaces the flattened y.
+        space: See `joint`. Networks need inputs of order one: use "physical" only where θ and y are.
+        transform: See `joint`.
+        seed: Seed of folds, weights and batches.
     """
     theta, theta_hat, y = to_space(theta, theta_hat, y, space, transform)
     _check_folds(folds, len(theta))
@@ -109,46 +107,55 @@ def joint_c2st(
 def wasserstein2(a: Any, b: Any, max_points: int | None = None, seed: int | None = 0) -> float:
     """The 2-Wasserstein distance between samples (N, d) and (M, d), exact.
 
-    `max_points` compares random subsets of that size, drawn with `seed`; the fewer, the higher the floor.
+    `max_points` compares random subsets of that size, drawn with `seed`; fewer points give a larger distance.
     """
     import ot
 
     a, b = two_samples(a, b)
-    if max_points is not None and (not isinstance(max_points, Integral) or max_points < 2):
-        raise ValueError(f"max_points={max_points!r} came; a whole number of at least 2, or None, was expected.")
+    if max_points is not None and not is_whole(max_points, 2):
+        raise ValueError(
+            f"Expected max_points to be a whole number of at least 2, or None, got {max_points!r}. Try 1000."
+        )
     a, b = (_subset(part, max_points, derive(seed, "w2", i)) for i, part in enumerate((a, b)))
-    # Empty weights are uniform ones.
+    # POT takes empty weights as uniform.
     cost, log = ot.emd2([], [], _squared_distances(a, b).numpy(), numItermax=10**7, log=True)
     if log["warning"] is not None:
         raise RuntimeError(
-            f"transport of {len(a)} to {len(b)} points ended early ({log['warning']}), expected an optimum: "
-            "type wasserstein2(a, b, max_points=1000)"
+            f"Expected optimal transport of {len(a)} to {len(b)} points, got an early stop ({log['warning']}). Call "
+            "wasserstein2(a, b, max_points=1000)."
         )
     return float(np.sqrt(max(float(cost), 0.0)))
 
 
 def mmd2(
-    a: Any, b: Any, bandwidth: float | Literal["median"] = 10.0, paired: bool = False, seed: int | None = 0
+    a: Any,
+    b: Any,
+    bandwidth: float | Literal["median"] = 10.0,
+    paired: bool = False,
+    seed: int | None = 0,
+    *,
+    max_entries: int = 2**22,
 ) -> float:
-    """The squared maximum mean discrepancy with a Gaussian kernel, (N, d) against (M, d), unbiased.
+    """The unbiased squared maximum mean discrepancy with a Gaussian kernel, (N, d) against (M, d).
 
     Args:
         a: Samples, (N, d).
         b: Samples, (M, d), independent of `a` unless `paired`.
-        bandwidth: σ of the kernel, in the units of the data: 10 in the paper. "median": the median distance
-            between two points of `a` and `b` together (of at most 1000 rows each, drawn with `seed`).
-        paired: Row j of `a` and of `b` share an observation, as in `joint`. The paper's formula keeps these N
-            pairs in the cross term and is off by up to -2/N; `paired=True` leaves them out.
+        bandwidth: σ of the kernel, in the units of the data: 10 in the paper. "median": the median distance between two
+            points of `a` and `b` together (at most 1000 rows of each, drawn with `seed`).
+        paired: Row j of `a` and of `b` share an observation, as in `joint`. The paper's formula keeps these N pairs in
+            the cross term, with a bias of up to -2/N; `paired=True` leaves them out.
         seed: See `bandwidth`.
+        max_entries: Entries of the distance matrix held in memory at once.
     """
     a, b = two_samples(a, b)
     n, m = len(a), len(b)
     sigma = _bandwidth(bandwidth, a, b, seed)
     if paired and n != m:
-        raise ValueError(f"paired=True with {n} and {m} rows, expected as many in both: type paired=False")
+        raise ValueError(f"Expected as many rows in a as in b with paired=True, got {n} and {m}. Pass paired=False.")
 
     def kernel_sum(u: Tensor, v: Tensor) -> float:
-        rows = u.split(max(1, _ENTRIES // len(v)))
+        rows = u.split(max(1, max_entries // len(v)))
         return sum(torch.exp(_squared_distances(r, v) / (-2 * sigma**2)).sum().item() for r in rows)
 
     # k(u, u) = 1, so a sum without its diagonal is the whole sum less one per row.
@@ -160,33 +167,35 @@ def mmd2(
 
 
 @overload
-def mse(samples: Any, theta: Any, reduce: Literal[True] = True, seed: int | None = 0) -> float: ...
+def mse(samples: Any, theta: Any, reduce: Literal[True] = True) -> float: ...
 @overload
-def mse(samples: Any, theta: Any, reduce: Literal[False], seed: int | None = 0) -> Tensor: ...
-def mse(samples: Any, theta: Any, reduce: bool = True, seed: int | None = 0) -> float | Tensor:
-    """Mean over draws (S, B, p) and observations of `|s - θ|²`, the squares summed over the p parameters.
-
-    `reduce=False` gives the B values. Nothing here is random: `seed` changes nothing.
-    """
+def mse(samples: Any, theta: Any, reduce: Literal[False]) -> Tensor: ...
+def mse(samples: Any, theta: Any, reduce: bool = True) -> float | Tensor:
+    """Mean of `|s - θ|²` over draws (S, B, p) and observations, summed over parameters; (B,) if not `reduce`."""
     samples, theta = draws_and_truth(samples, theta)
     values = (samples - theta).square().sum(-1).mean(0)
     return values.mean().item() if reduce else values
 
 
 @overload
-def energy_score(samples: Any, theta: Any, reduce: Literal[True] = True, seed: int | None = 0) -> float: ...
+def energy_score(samples: Any, theta: Any, reduce: Literal[True] = True, *, max_entries: int = ...) -> float: ...
 @overload
-def energy_score(samples: Any, theta: Any, reduce: Literal[False], seed: int | None = 0) -> Tensor: ...
-def energy_score(samples: Any, theta: Any, reduce: bool = True, seed: int | None = 0) -> float | Tensor:
+def energy_score(samples: Any, theta: Any, reduce: Literal[False], *, max_entries: int = ...) -> Tensor: ...
+def energy_score(samples: Any, theta: Any, reduce: bool = True, *, max_entries: int = 2**22) -> float | Tensor:
     """The energy score of draws (S, B, p) at the truth (B, p), averaged over observations; lower is better.
 
-    A draw's distance to itself is left out, so the expected score doesn't depend on S. The number depends on
-    the units of θ: `energy_score(*reversed(standardise(theta, samples)))` has those of the prior.
-    `reduce=False` gives the B values. Nothing here is random: `seed` changes nothing.
+    The distance of a draw to itself is left out, so the expected score does not depend on S. The score has the units of
+    θ: `energy_score(*reversed(standardise(theta, samples)))` is in standard deviations of the prior.
+
+    Args:
+        samples: Draws, (S, B, p).
+        theta: True parameters, (B, p).
+        reduce: False returns the B values.
+        max_entries: Entries of the distance matrix held in memory at once.
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
-    S, step = len(samples), max(1, _ENTRIES // len(samples))
-    # scipy, because torch.cdist is slow in low dimension, or wrong for parameters far from zero in its fast mode.
+    S, step = len(samples), max(1, max_entries // len(samples))
+    # scipy: torch.cdist is slow in low dimension, and its fast mode is inaccurate for parameters far from zero.
     pairs = [
         sum(pdist(x[i : i + step]).sum() + cdist(x[i : i + step], x[i + step :]).sum() for i in range(0, S, step))
         for x in samples.transpose(0, 1).numpy()
@@ -196,20 +205,19 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, seed: int | None
 
 
 def crps(samples: Any, theta: Any) -> Tensor:
-    """The continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p), mean over B.
+    """The mean continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p).
 
-    The energy score of one parameter by itself, in its own units; lower is better. A draw's distance to itself is left out.
+    It is the energy score of one parameter, in its own units; lower is better.
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
     number = len(samples)
-    # of sorted draws, Σ_{i<j} (s_j - s_i) = Σ_i (2i - S + 1) s_i
+    # for sorted draws, Σ_{i<j} (s_j - s_i) = Σ_i (2i - S + 1) s_i
     weights = 2 * torch.arange(number, dtype=samples.dtype) - number + 1
     pairs = torch.einsum("s,sbp->bp", weights, samples.sort(dim=0).values)
     return ((samples - theta).abs().mean(0) - pairs / (number * (number - 1))).mean(0)
 
 
 def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:
-    """A number of any kind, numpy's and torch's too, or the median distance."""
     sigma = float("nan")
     if isinstance(value, str) and value == "median":
         some = [_subset(part, 1000, derive(seed, "mmd", i)) for i, part in enumerate((a, b))]
@@ -217,13 +225,16 @@ def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:
     elif isinstance(value, Real) or (isinstance(value, np.ndarray | Tensor) and value.ndim == 0):
         sigma = float(value)
     if not 0 < sigma < float("inf"):
-        raise ValueError(f"bandwidth={value!r} is {sigma}, expected a positive number: type bandwidth=10.0")
+        raise ValueError(
+            'Expected bandwidth to be a positive number, or "median" of distinct points, got '
+            f"{value!r}. Try bandwidth=10.0."
+        )
     return sigma
 
 
 def _check_folds(folds: int, rows: int) -> None:
     if not 2 <= folds <= rows // 2:
-        raise ValueError(f"folds={folds} with {rows} rows, expected 2 to {max(2, rows // 2)}: type folds=3")
+        raise ValueError(f"Expected 2 to {max(2, rows // 2)} folds for {rows} rows, got folds={folds}. Try folds=3.")
 
 
 def _subset(a: Tensor, size: int | None, seed: int | None) -> Tensor:
@@ -234,7 +245,7 @@ def _subset(a: Tensor, size: int | None, seed: int | None) -> Tensor:
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    # By a matrix product: images cost seconds. Centred, in double precision, cancellation is harmless.
+    # A matrix product, for speed with images. With centred data in double precision, cancellation is harmless.
     center = b.mean(0)
     a, b = a - center, b - center
     return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min_(0.0)

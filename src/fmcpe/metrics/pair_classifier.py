@@ -1,8 +1,7 @@
-"""The classifier of the joint C2ST: can `(θ_j, y_j)` be told from `(θ̂_j, y_j)`?
+"""The classifier of the joint C2ST, between `(θ_j, y_j)` and `(θ̂_j, y_j)`.
 
-Folds, validation rows and batches are made of *observations*, and both copies of an observation go together.
-Were they apart, the classifier would meet the `y` of a test row in training with the other label, answer the
-opposite, and score far below ½ on an exact posterior.
+Folds, validation rows and batches consist of *observations*, with both pairs of each. Otherwise the classifier would
+see the `y` of a test row in training with the other label, and score far below ½ on an exact posterior.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def grouped_accuracy(
     folds: int,
     embedding: nn.Module | Callable[[], nn.Module] | None = None,
 ) -> float:
-    """Cross-validated accuracy on (N, p), (N, p), (N, ...); weights and folds come from torch's generator."""
+    """Cross-validated accuracy on (N, p), (N, p), (N, ...); uses torch's global generator."""
     parts = [part.float() for part in (theta, theta_hat, y)]
     order = torch.randperm(len(theta))
     correct = 0.0
@@ -39,15 +38,12 @@ def grouped_accuracy(
 
 
 class _PairClassifier(nn.Module):
-    """Logits that a pair is a true one, for `(θ, y)` and `(θ̂, y)`; y is embedded once for both."""
+    """Logits of being a true pair for `(θ, y)` and `(θ̂, y)`; y is embedded once for both."""
 
     def __init__(self, p: int, y: Tensor, embedding: nn.Module | Callable[[], nn.Module] | None):
         super().__init__()
-        if embedding is None:
-            self.embedding: nn.Module = nn.Identity()
-        else:
-            self.embedding = copy.deepcopy(embedding) if isinstance(embedding, nn.Module) else embedding()
-        self.embedding.eval()
+        embedding = nn.Identity() if embedding is None else embedding
+        self.embedding = (copy.deepcopy(embedding) if isinstance(embedding, nn.Module) else embedding()).eval()
         with torch.no_grad():
             features = self.embedding(y).flatten(1).shape[1]
         width = 128
@@ -63,7 +59,7 @@ class _PairClassifier(nn.Module):
 
 
 def _train(classifier: _PairClassifier, parts: list[Tensor], epochs: int = 200, patience: int = 15) -> None:
-    """Adam on batches of observations, stopped by the loss on a sixth of them; ends with the best weights."""
+    """AdamW on batches of observations; early stopping on a sixth of them, with the best weights restored."""
 
     def loss_of(rows: Tensor) -> Tensor:
         real, fake = classifier(*(part[rows] for part in parts))

@@ -1,10 +1,10 @@
-"""The classifier of the C2ST: can rows of `a` be told from rows of `b`?
+"""The classifier of the C2ST, between rows of `a` and rows of `b`.
 
-A network has two hidden layers of 10·d units, the architecture of the "mlp" of `sbi.utils.metrics.c2st`. There is one for
-each fold of each comparison, and all are trained together, as one batch of matrices. Random numbers are drawn once and
-serve every comparison, so a comparison's answer doesn't depend on which others are made with it.
+A network has two hidden layers of 10·d units, the architecture of the "mlp" of `sbi.utils.metrics.c2st`. The networks
+of all folds of all comparisons are trained as one batch of matrices. Comparisons share their random numbers, so that
+the result of one does not depend on the others.
 
-Features come before rows in every tensor, (networks, features, rows): products with so few features are fastest that way.
+Tensors are (networks, features, rows): matrix products with few features are fastest that way.
 """
 
 from __future__ import annotations
@@ -18,30 +18,17 @@ from torch import Tensor, nn
 Weights = list[Tensor]
 """Matrix (K, out, in) and bias (K, out, 1) of each of the three layers, of K networks."""
 
-_BATCH = 100  # rows of a, and as many of b: sklearn's 200 of both
-_EPOCHS, _STEPS = 40, 200  # at least as many of each: few rows need more epochs
-_RATE = 5e-3  # at the start; falls to zero on a cosine
-
 
 @torch.inference_mode(False)
 @torch.enable_grad()
 def accuracies(a: Tensor, b: Tensor, folds: int) -> Tensor:
-    """Cross-validated accuracy of each of B comparisons; folds, weights and batches come from torch's generator.
-
-    Args:
-        a: Rows of order one, (B, N, d).
-        b: As many others.
-        folds: Number of folds; each holds as many rows of `a` as of `b`.
-
-    Returns:
-        The B accuracies.
-    """
+    """Cross-validated accuracies, (B,), for `a` and `b` (B, N, d), standardised; uses torch's global generator."""
     comparisons, n, d = a.shape
     places = torch.arange(n)
     pairs = torch.stack([part[:, torch.randperm(n)].mT for part in (a, b)], 3).float()  # (B, d, N, 2)
-    tested_by = places * folds // n  # folds are runs of places
+    tested_by = places * folds // n  # folds are contiguous
     starts = [int((tested_by < fold).sum()) for fold in range(folds)]
-    share = n - -(-n // folds)  # rows that every fold leaves to train on
+    share = n - -(-n // folds)  # training rows, the same number for every fold
     kept = torch.stack([pairs.roll(-start, 2)[:, :, -share:] for start in starts], 1).flatten(0, 1)
     weights = _trained(_initial(d, folds, comparisons), kept)
     with torch.no_grad():
@@ -53,7 +40,7 @@ def accuracies(a: Tensor, b: Tensor, folds: int) -> Tensor:
 
 
 def _initial(d: int, folds: int, comparisons: int) -> Weights:
-    """Glorot's uniform weights, biases too, as in sklearn: of each fold its own, for each comparison the same."""
+    """Glorot-uniform weights and biases, as in sklearn: different for each fold, the same for each comparison."""
     sizes, weights = (d, 10 * d, 10 * d, 1), []
     for into, out in pairwise(sizes):
         for columns in (into, 1):
@@ -63,7 +50,7 @@ def _initial(d: int, folds: int, comparisons: int) -> Weights:
 
 
 def _logits(weights: Weights, pairs: Tensor) -> Tensor:
-    """How much more likely of `b` than of `a` each network takes its rows to be, (K, d, n, 2) -> (K, n, 2)."""
+    """Log odds of `b` against `a` by each network, (K, d, n, 2) -> (K, n, 2)."""
     h = pairs.flatten(2)
     for layer in (0, 2):
         h = torch.baddbmm(weights[layer + 1], weights[layer], h).relu_()
@@ -71,19 +58,29 @@ def _logits(weights: Weights, pairs: Tensor) -> Tensor:
 
 
 def _losses(weights: Weights, pairs: Tensor) -> Tensor:
-    """Cross-entropy of each network on its pairs (K, d, n, 2): of a row of `a` and one of `b`."""
+    """Cross-entropy of each network, (K,), on pairs (K, d, n, 2) of a row of `a` and a row of `b`."""
     logits = _logits(weights, pairs)
     return 0.5 * (nn.functional.softplus(logits[..., 0]) + nn.functional.softplus(-logits[..., 1])).mean(1)
 
 
-def _trained(weights: Weights, pairs: Tensor) -> Weights:
-    """Adam on pairs (K, d, n, 2); each network stops early: it keeps its best weights by the loss on a tenth of its rows."""
+def _trained(
+    weights: Weights,
+    pairs: Tensor,
+    batch_size: int = 100,
+    min_epochs: int = 40,
+    min_steps: int = 200,
+    learning_rate: float = 5e-3,
+) -> Weights:
+    """Adam with cosine decay on pairs (K, d, n, 2); early stopping of each network on a tenth of its rows.
+
+    `batch_size` pairs are sklearn's 200 rows. Few rows need more epochs, hence `min_steps`.
+    """
     held = -(-pairs.shape[2] // 10)
     valid, train = pairs[:, :, :held], pairs[:, :, held:]
     n = train.shape[2]
-    steps = -(-n // _BATCH)  # in an epoch
-    epochs = max(_EPOCHS, -(-_STEPS // steps))
-    optimizer = torch.optim.Adam(weights, lr=_RATE, fused=True)
+    steps = -(-n // batch_size)  # in an epoch
+    epochs = max(min_epochs, -(-min_steps // steps))
+    optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
     lowest = torch.full((len(pairs),), float("inf"))
     best = [w.detach().clone() for w in weights]

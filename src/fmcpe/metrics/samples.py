@@ -1,16 +1,14 @@
-"""Samples as tables, checked, and in the space where they are compared.
-
-The distance between two sets of pairs `(θ, y)` depends on the units, so a space is chosen and named: physical, standardised
-(z-scored with the statistics of the true pairs) or unconstrained.
-"""
+"""Checks of samples, and the space in which they are compared: physical, standardised or unconstrained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from fmcpe._checks import as_tensor
 
 Space = Literal["physical", "standardised", "unconstrained"]
 
@@ -18,8 +16,8 @@ Space = Literal["physical", "standardised", "unconstrained"]
 def standardise(reference: Any, *others: Any) -> tuple[Tensor, ...]:
     """Z-score `reference` and `others` with the mean and standard deviation of `reference`.
 
-    A table (N, d) is scaled by coordinate, and others may be (S, N, d). A reference with more axes is scaled
-    by one mean and one deviation, so that an image stays one. What doesn't vary is only centred.
+    Each column of a table (N, d) has its own statistics, and others may be (S, N, d). A reference with more axes, such
+    as images, has one mean and one standard deviation. Constants are only centred.
     """
     tensors = [finite(value, "standardise's argument") for value in (reference, *others)]
     axes = 0 if tensors[0].ndim <= 2 else tuple(range(tensors[0].ndim))
@@ -31,14 +29,14 @@ def standardise(reference: Any, *others: Any) -> tuple[Tensor, ...]:
 def joint(
     theta: Any, theta_hat: Any, y: Any, space: Space = "standardised", transform: Callable[..., Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The pairs `(θ, y)` and `(θ̂, y)` as two tables (N, p + d), in the space where they are to be compared.
+    """The pairs `(θ, y)` and `(θ̂, y)` as two tables (N, p + d).
 
     Args:
         theta: True parameters, (N, p).
         theta_hat: One draw per observation, (N, p).
         y: Observations, (N, ...), flattened.
-        space: "physical": as they come, and the coordinate with the largest unit decides. "standardised": z-scored
-            with the statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
+        space: "physical": unchanged, so the coordinate with the largest unit dominates. "standardised": z-scored with
+            the statistics of the true pairs. "unconstrained": θ and θ̂ through `transform`, then z-scored.
         transform: The map to unconstrained θ, such as `sbi.utils.mcmc_transform(prior)`.
     """
     theta, theta_hat, y = to_space(theta, theta_hat, y, space, transform)
@@ -46,32 +44,21 @@ def joint(
 
 
 def finite(value: Any, name: str, shape: str | None = None) -> Tensor:
-    """`value` as a double tensor on the CPU, refused unless finite and with the axes of `shape`."""
-    try:
-        tensor = torch.as_tensor(value).detach().to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} is a {type(value).__name__}, expected numbers: type torch.as_tensor({name})"
-        ) from error
+    """`value` as a double tensor on the CPU; an error unless it is finite and has the axes of `shape`."""
+    tensor = as_tensor(value, name, torch.float64, "cpu")
     if shape is not None and (tensor.ndim != shape.count(",") + 1 or tensor.numel() == 0):
-        hint = f"{name}[:, None] for one column" if tensor.ndim == 1 else f"{name}.shape to see its axes"
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}: type {hint}")
-    bad = int((~tensor.isfinite()).sum())
-    if bad:
-        raise ValueError(
-            f"{name} holds {bad} NaN or infinite values of {tensor.numel()}, expected finite numbers: type "
-            f"torch.isfinite({name}).flatten(1).all(1) for the rows to keep"
-        )
+        hint = f"Pass {name}[:, None] for one column." if tensor.ndim == 1 else "Check its axes."
+        raise ValueError(f"Expected {name} of shape {shape}, got {tuple(tensor.shape)}. {hint}")
     return tensor
 
 
 def draws_and_truth(samples: Any, theta: Any, at_least: int = 1) -> tuple[Tensor, Tensor]:
-    """Draws (S, B, p) and truth (B, p) as double tensors, refused where they don't fit each other."""
+    """Draws (S, B, p), S ≥ `at_least`, and truth (B, p), as double tensors."""
     samples, theta = finite(samples, "samples", "(S, B, p)"), finite(theta, "theta", "(B, p)")
     if samples.shape[1:] != theta.shape or len(samples) < at_least:
         raise ValueError(
-            f"samples and theta have shapes {tuple(samples.shape)} and {tuple(theta.shape)}, expected "
-            f"(S, B, p) and (B, p), S at least {at_least}: type posterior.sample_batched((500,), x=ys)"
+            f"Expected samples (S, B, p) and theta (B, p) with S of at least {at_least}, got {tuple(samples.shape)} "
+            f"and {tuple(theta.shape)}. Draw samples with posterior.sample_batched((500,), x=ys)."
         )
     return samples, theta
 
@@ -80,28 +67,29 @@ def two_samples(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Two tables (N, d) and (M, d), of at least two rows each."""
     a, b = finite(a, "a", "(N, d)"), finite(b, "b", "(M, d)")
     if a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
-        came = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"shapes {came}, expected (N, d) and (M, d), N and M > 1: type b.T if b is transposed")
+        raise ValueError(
+            f"Expected a (N, d) and b (M, d) with N and M of at least 2, got {tuple(a.shape)} and {tuple(b.shape)}. "
+            "Pass samples as rows, with the same columns in both."
+        )
     return a, b
 
 
 def to_space(
     theta: Any, theta_hat: Any, y: Any, space: str, transform: Callable[[Tensor], Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """θ, θ̂ and y in a space of `joint`, y with the axes it came with."""
+    """θ, θ̂ and y, not flattened, in a space of `joint`."""
     theta, theta_hat = finite(theta, "theta", "(N, p)"), finite(theta_hat, "theta_hat", "(N, p)")
     y = finite(y, "y")
     if theta.shape != theta_hat.shape or y.ndim < 2 or len(y) != len(theta) or len(theta) < 2:
-        came = ", ".join(str(tuple(part.shape)) for part in (theta, theta_hat, y))
+        shapes = ", ".join(str(tuple(part.shape)) for part in (theta, theta_hat, y))
         raise ValueError(
-            f"theta, theta_hat, y have shapes {came}, expected (N, p), (N, p), (N, ...): "
-            "type posterior.sample_batched((1,), x=ys)[0] for theta_hat"
+            f"Expected theta, theta_hat and y of shapes (N, p), (N, p) and (N, ...), got {shapes}. Draw theta_hat with "
+            "posterior.sample_batched((1,), x=ys)[0]."
         )
-    known = space in ("physical", "standardised", "unconstrained")
-    if not known or (space == "unconstrained") != (transform is not None):
+    if space not in get_args(Space) or (space == "unconstrained") != (transform is not None):
         raise ValueError(
-            f'space={space!r}, transform={transform!r}, expected "physical", "standardised", or a transform: '
-            'type space="unconstrained", transform=sbi.utils.mcmc_transform(prior)'
+            'Expected space "physical", "standardised", or "unconstrained" with a transform, got '
+            f'{space!r} and {transform!r}. Try space="unconstrained", transform=sbi.utils.mcmc_transform(prior).'
         )
     if transform is not None:
         theta = finite(transform(theta), "transform(theta)", "(N, p)")

@@ -1,7 +1,7 @@
 """Networks and priors as JSON, so that files hold no code.
 
-A network made of the torch layers below, nested in `nn.Sequential`, is described by its layers' arguments and built
-again from them; weights travel apart. Anything else cannot be described, and `describe` says so by returning None.
+`describe` supports the torch layers below, nested in `nn.Sequential`, and returns None for any other network. Weights
+are stored separately.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ _LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Identity: (),
     ChannelsFirst: (),
 }
+_CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "LevelAware": LevelAware}
 _BY_NAME = {cls.__name__: cls for cls in _LAYERS}
 
 
 def describe(net: nn.Module | None) -> dict[str, Any] | None:
-    """A JSON description of `net`, or None if it holds a layer that is not in the list."""
-    if type(net) is nn.Sequential:
-        parts = [describe(layer) for layer in net]
-        return None if None in parts else {"layer": "Sequential", "parts": parts}
-    if isinstance(net, LevelAware):
-        inner = describe(net.net)
-        return None if inner is None else {"layer": "LevelAware", "parts": [inner]}
+    """A JSON description of `net`, or None if a layer is not supported."""
+    if type(net) is nn.Sequential or isinstance(net, LevelAware):
+        parts = [describe(layer) for layer in (net if isinstance(net, nn.Sequential) else [net.net])]
+        return None if None in parts else {"layer": type(net).__name__, "parts": parts}
     if type(net) not in _LAYERS:
         return None
     assert net is not None
@@ -61,19 +59,18 @@ def describe(net: nn.Module | None) -> dict[str, Any] | None:
     if isinstance(net, nn.Linear | nn.Conv1d | nn.Conv2d):
         arguments["bias"] = net.bias is not None
     description = {"layer": type(net).__name__, "arguments": arguments}
-    # an argument that is not listed (padding_mode, affine, ...) shows in how torch prints the layer
+    # arguments that are not listed (padding_mode, affine, ...) show up in extra_repr
     return description if build(description).extra_repr() == net.extra_repr() else None
 
 
 def build(description: dict[str, Any]) -> nn.Module:
-    """The network of a description, with fresh weights."""
-    if description["layer"] == "Sequential":
-        return nn.Sequential(*(build(part) for part in description["parts"]))
-    if description["layer"] == "LevelAware":
-        return LevelAware(build(description["parts"][0]))
+    """The network of a description, with random weights."""
+    if description["layer"] in _CONTAINERS:
+        return _CONTAINERS[description["layer"]](*(build(part) for part in description["parts"]))
     if description["layer"] not in _BY_NAME:
         raise ValueError(
-            f"the file names an unknown layer {description['layer']!r}; it was not written by this library."
+            f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "
+            "posterior.save."
         )
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
     return _BY_NAME[description["layer"]](**arguments)
@@ -93,7 +90,7 @@ _FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def describe_prior(prior: Distribution) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """A JSON description of a prior and its tensors, or None for a family that is not known here."""
+    """A JSON description of a prior and its tensors, or None if its family is not supported."""
     if isinstance(prior, PytorchReturnTypeWrapper):
         prior = prior.prior
     if isinstance(prior, MultipleIndependent):
@@ -115,17 +112,21 @@ def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Dist
     """The prior of a description."""
     family = description["family"]
     if family == "MultipleIndependent":
-        parts = []
-        for i, part in enumerate(description["parts"]):
-            prefix = f"{i}."
-            mine = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            parts.append(build_prior(part, mine))
-        return MultipleIndependent(parts)
+        return MultipleIndependent(
+            [build_prior(part, under(tensors, f"{i}.")) for i, part in enumerate(description["parts"])]
+        )
     if family not in _FAMILIES:
-        raise ValueError(f"the file names an unknown prior {family!r}; it was not written by this library.")
+        raise ValueError(
+            f"Expected a prior that fmcpe can save, got {family!r}. Load only files written by posterior.save."
+        )
     cls, names = _FAMILIES[family]
     prior = cls(*(tensors[name] for name in names))
     return distributions.Independent(prior, 1) if description["independent"] else prior
+
+
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Powers and products of a few numbers: the features of regressions of data on θ."""
+"""Polynomial features."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from torch import Tensor
 
 
 def count(numbers: int, degree: int) -> int:
-    """How many powers and products of so many numbers there are, without the constant."""
+    """Number of monomials of degree 1 to `degree` in `numbers` variables."""
     return math.comb(numbers + degree, degree) - 1
 
 
 class Powers:
-    """All powers and products of p numbers up to a degree, those of the first degree first, without the constant.
+    """All monomials of degree 1 to `degree` in p variables, by increasing degree: (B, p) -> (B, F).
 
-    Each is one of the degree below times one of the numbers.
-
-    Args:
-        numbers: p.
-        degree: The highest.
+    Each is computed as a monomial of the next lower degree times a variable.
     """
 
     def __init__(self, numbers: int, degree: int) -> None:
@@ -36,10 +32,9 @@ class Powers:
             below = {term: i for i, term in enumerate(level)}
 
     def __call__(self, u: Tensor) -> Tensor:
-        """(B, p) -> (B, F)."""
         if not self._steps:
             return u
-        rows = u.T.contiguous()  # whole rows are picked faster than columns
+        rows = u.T.contiguous()  # indexing rows is faster than indexing columns
         levels = [rows]
         for parent, factor in self._steps:
             levels.append(levels[-1][parent] * rows[factor])

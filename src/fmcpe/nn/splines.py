@@ -1,8 +1,8 @@
-"""Zuko's autoregressive spline flows with the weights of several networks at once, and with half of the operations.
+"""Zuko's autoregressive spline flows, with stacked weights (K, ...) and fewer operations.
 
-Where networks are small and batches too, a gradient step takes as long as its operations are many; and a draw, which is made
-one number after the other, needs the knots of that number only. The numbers are zuko's
-(`zuko.transforms.MonotonicRQSTransform`, after Durkan et al., 2019).
+The splines are those of `zuko.transforms.MonotonicRQSTransform` (Durkan et al., 2019). With small networks and
+batches, the number of operations determines the time: on one core, a gradient step takes 0.6 to 0.9 of zuko's time.
+Sampling is two to four times as fast, because it computes the knots of one parameter at a time, not of all.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from zuko.flows.autoregressive import MaskedAutoregressiveTransform
 from zuko.nn import MaskedLinear
 from zuko.transforms import MonotonicRQSTransform
 
+from fmcpe.nn.embeddings import has_weights
 from fmcpe.nn.ensemble import Linear
-
-_BOUND = 5.0
-"""Beyond it zuko's splines are the identity."""
 
 
 def natively(flow: nn.Module, own_weights: bool = True) -> nn.Module | None:
-    """A copy of zuko's spline flow that takes stacked weights, (K, ...), and rows, (K, B, ...); None for any other flow.
+    """A copy of zuko's spline flow that takes stacked weights (K, ...) and rows (K, B, ...); None for other flows.
 
-    Without weights of its own, it is another way to ask the same flow: what changes that one's weights changes both.
+    With ``own_weights=False`` it shares the weights of `flow`.
     """
     flow = copy.deepcopy(flow) if own_weights else flow
     splines = [m for m in flow.modules() if isinstance(m, MaskedAutoregressiveTransform) and _are_splines(m)]
     known = {id(part) for module in splines for part in module.modules()}
-    others = [m for m in flow.modules() if id(m) not in known and _has_weights(m, recurse=False)]
+    others = [m for m in flow.modules() if id(m) not in known and has_weights(m, recurse=False)]
     if others or not splines:
         return None
-    # what stands for a layer in the copy, and what stands for itself
+    # deepcopy takes what is in memo for a copy: the splines are replaced, buffers are shared
     memo: dict[int, Any] = {id(module): _Splines(module) for module in splines}
     return copy.deepcopy(flow, memo | {id(buffer): buffer for buffer in flow.buffers()})
 
@@ -49,16 +47,12 @@ def _are_splines(transform: MaskedAutoregressiveTransform) -> bool:
         and set(univariate.keywords) <= {"slope"}
         and not univariate.args
         and transform.order is not None
-        and all(isinstance(m, MaskedLinear) and m.bias is not None for m in transform.hyper if _has_weights(m))
+        and all(isinstance(m, MaskedLinear) and m.bias is not None for m in transform.hyper if has_weights(m))
     )
 
 
-def _has_weights(module: nn.Module, recurse: bool = True) -> bool:
-    return next(module.parameters(recurse), None) is not None
-
-
 class _MaskedLinear(Linear):
-    """Zuko's masked layer, with the weights of one network or of several."""
+    """Zuko's masked linear layer, with stacked weights or not."""
 
     mask: Tensor
 
@@ -71,12 +65,15 @@ class _MaskedLinear(Linear):
         return self.linear(input, self.mask * self.weight)
 
     def some(self, input: Tensor, rows: slice) -> Tensor:
-        """Some of the numbers it gives, of one network."""
+        """Some of the outputs, for weights that are not stacked."""
         return nn.functional.linear(input, self.mask[rows] * self.weight[rows], self.bias[rows])
 
 
 class _Splines(nn.Module):
-    """A layer of a flow: a spline for each number, with knots that depend on the numbers before it and on the context."""
+    """An autoregressive layer: a spline for each of p variables, with knots from the preceding ones and the context."""
+
+    bound = 5.0
+    """Zuko's splines are the identity beyond it."""
 
     def __init__(self, transform: MaskedAutoregressiveTransform) -> None:
         super().__init__()
@@ -84,55 +81,53 @@ class _Splines(nn.Module):
         self.hyper = nn.Sequential(*layers)
         self.bins, self.numbers = int(transform.shapes[0][0]), int(transform.total)
         self.log_slope = math.log(transform.univariate.keywords.get("slope", 1e-3))
-        # numbers that depend on the same ones before them are drawn together
+        # variables with the same predecessors are drawn together
         self.turns = [(transform.order == turn).nonzero()[:, 0].tolist() for turn in range(transform.passes)]
 
     def forward(self, context: Tensor) -> Transform:
         return _SplineTransform(self, context)
 
     def call_and_ladj(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers carried, and the log of each derivative, both (..., p)."""
+        """The transformed variables and their log derivatives, both (..., p)."""
         context = context.expand(*x.shape[:-1], context.shape[-1])
         sizes, ends, slopes = self._bins(self.hyper(torch.cat([x, context], dim=-1)).unflatten(-1, (-1, self.numbers)))
-        place = x / (2 * _BOUND) + 0.5
+        place = x / (2 * self.bound) + 0.5
         inside, width, height, right, top, d0, d1 = _bin_of(place, 0, sizes, ends, slopes)
         s, z = height / width, torch.where(inside, 1 - (right - place) / width, 0.5)
         rest = z * (1 - z)
         below = s + (d0 + d1 - 2 * s) * rest
         y = top - height + height * (s * z.square() + d0 * rest) / below
         jacobian = s.square() * (2 * s * rest + d0 * (1 - z).square() + d1 * z.square()) / below.square()
-        return torch.where(inside, (2 * y - 1) * _BOUND, x), jacobian.log() * inside
+        return torch.where(inside, (2 * y - 1) * self.bound, x), jacobian.log() * inside
 
     def inverse(self, y: Tensor, context: Tensor) -> Tensor:
-        """The numbers that are carried to y, (..., p), with the weights of one network."""
+        """The inverse at y, (..., p), for weights that are not stacked."""
         context, x = context.expand(*y.shape[:-1], context.shape[-1]), torch.zeros_like(y)
         *layers, last = (cast(Any, layer) for layer in self.hyper)
         for turn in self.turns:
             seen = torch.cat([x, context], dim=-1)
             for layer in layers:
                 seen = layer(seen)
-            x = x.clone()  # what autograd remembers of it is not to change
+            x = x.clone()  # autograd has saved x
             for i in turn:
-                x[..., i] = self._inverse_of_one(y[..., i], last.some(seen, self._knots_of(i)))
+                knots = last.some(seen, slice(i * self.numbers, (i + 1) * self.numbers))
+                x[..., i] = self._inverse_of_one(y[..., i], knots)
         return x
 
-    def _knots_of(self, i: int) -> slice:
-        return slice(i * self.numbers, (i + 1) * self.numbers)
-
     def _inverse_of_one(self, y: Tensor, knots: Tensor) -> Tensor:
-        """The number that is carried to y, (...), by splines with such knots, (..., numbers)."""
-        place = y / (2 * _BOUND) + 0.5
+        """The inverse of one variable at y, (...), for knots (..., numbers)."""
+        place = y / (2 * self.bound) + 0.5
         inside, width, height, right, top, d0, d1 = _bin_of(place, 1, *self._bins(knots))
         s, above = height / width, torch.where(inside, height - (top - place), 0.0)
         bent = above * (d0 + d1 - 2 * s)
         a, b, c = height * (s - d0) + bent, height * d0 - bent, -s * above
         z = 2 * c / (-b - (b.square() - 4 * a * c).clamp_min(0.0).sqrt())
-        return torch.where(inside, (2 * (right - width + z * width) - 1) * _BOUND, y)
+        return torch.where(inside, (2 * (right - width + z * width) - 1) * self.bound, y)
 
     def _bins(self, knots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Widths and heights of all bins as shares of the whole, where they end, (..., 2, bins), and slopes between them."""
+        """Relative widths and heights of bins and their cumulative sums, (..., 2, bins), and slopes at the knots."""
         sizes = knots[..., : 2 * self.bins].unflatten(-1, (2, self.bins))
-        sizes = (sizes / (1 + (sizes * (2 / self.log_slope)).abs())).exp()  # of bounded numbers, so nothing overflows
+        sizes = (sizes / (1 + (sizes * (2 / self.log_slope)).abs())).exp()  # bounded, cannot overflow
         ends = sizes.cumsum(-1)
         whole = ends[..., -1:]
         slopes = knots[..., 2 * self.bins :]
@@ -141,7 +136,7 @@ class _Splines(nn.Module):
 
 
 def _bin_of(place: Tensor, axis: int, sizes: Tensor, ends: Tensor, slopes: Tensor) -> tuple[Tensor, ...]:
-    """Of the bin that each place lies in along an axis: whether it is one, width and height, where they end, slopes there."""
+    """The bin of each place along an axis, 0 for x or 1 for y: whether inside, width, height, right, top, slopes."""
     with torch.no_grad():
         inside = (place > 0) & (place < ends[..., axis, -1])
         k = (ends[..., axis, :-1] < place[..., None]).sum(-1, keepdim=True)
@@ -152,7 +147,7 @@ def _bin_of(place: Tensor, axis: int, sizes: Tensor, ends: Tensor, slopes: Tenso
 
 
 class _SplineTransform(Transform):
-    """`_Splines` in a context, as a flow of zuko's asks for it."""
+    """`_Splines` for a context, with the interface of zuko's transforms."""
 
     domain = constraints.real_vector
     codomain = constraints.real_vector

@@ -1,7 +1,6 @@
-"""The one training loop, `descend`: gradient steps with clipping and early stopping, for one network or a batch of them.
+"""The training loop: `descend` takes gradient steps with clipping and early stopping, on one network or an ensemble.
 
-Candidates train the members of all folds together on one cycle of the learning rate. `train` goes through rows of data in
-minibatches and keeps the weights that validate best: `train_npe` on one cycle, baselines that see few pairs at a fixed rate.
+`train` runs it on minibatches of rows with a validation split.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 from tqdm.auto import tqdm
 
+from fmcpe._checks import check_option, is_positive, is_whole
 from fmcpe.nn.ensemble import Alone, Stacked, Weights
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -24,8 +23,8 @@ CONSTANT: Schedule = partial(ConstantLR, factor=1.0)
 
 
 def one_cycle(learning_rate: float, steps: int, rise: float) -> Schedule:
-    """Up to the peak over a share of the steps, and down to zero; a rise of one step would have no length."""
-    length = max(math.ceil(2 / rise), steps)
+    """One cycle: up to the peak over the share `rise` of the steps, then down to zero."""
+    length = max(math.ceil(2 / rise), steps)  # torch needs at least two steps of rise
     return lambda optimiser: OneCycleLR(optimiser, learning_rate, total_steps=length, pct_start=rise)
 
 
@@ -43,23 +42,24 @@ def descend(
     patience: int | None = None,
     bar: str | None = None,
 ) -> list[Weights]:
-    """Train networks with Adam, each of K members; their weights end where the last step left them.
+    """Train networks of K members each with Adam, in place.
 
     Args:
-        networks: What is trained together, of K members each.
-        loss: Step number to the loss of each member, (K,).
+        networks: Networks with a common loss.
+        loss: Maps the step to the loss of each member, (K,).
         steps: Gradient steps.
-        learning_rate: Of Adam; the peak of a cycle.
-        schedule: Of the learning rate; one cycle if None.
+        learning_rate: Learning rate of Adam; the peak of a cycle.
+        schedule: Schedule of the learning rate; one cycle if None.
         validate: Validation loss of each member, (K,).
         every: Steps between two validations; a twentieth of all if None.
-        clip: Largest gradient norm of each member of each network.
-        keep_start: Whether the weights as they came compete with the trained ones.
-        patience: Validations without a better loss of any member after which training ends.
-        bar: What a progress bar says once training takes more than two seconds; none if None.
+        clip: Maximum gradient norm of each member of each network.
+        keep_start: Whether the initial weights take part in early stopping.
+        patience: Validations without improvement of any member before training stops.
+        bar: Label of the progress bar; no bar if None.
 
     Returns:
-        The weights of each network at its best validation loss, member by member, or the last ones without validation.
+        The weights of each network, for each member those of its best validation loss; the last ones without
+        validation.
     """
     optimiser = torch.optim.Adam([w for each in networks for w in each.weights.values()], lr=learning_rate, fused=True)
     scheduler = (schedule or one_cycle(learning_rate, steps, 0.1))(optimiser)
@@ -87,18 +87,17 @@ def descend(
 
 @dataclass(frozen=True)
 class Training:
-    """How a network is trained.
+    """Settings of `train`.
 
     Args:
-        max_num_epochs: Passes over the training rows; the length of the cycle where there is one.
+        max_num_epochs: Passes over the training rows.
         training_batch_size: Rows per gradient step.
-        learning_rate: Of Adam; the peak where there is a cycle.
-        validation_fraction: Share of the rows that picks the best weights and is not trained on.
-        stop_after_epochs: Epochs without a better validation loss after which training ends early.
-        clip_max_norm: Largest gradient norm.
-        one_cycle: Whether the rate rises to its peak and falls to zero; it is constant otherwise.
-        keep_start: Whether the weights as they came compete with the trained ones, as they should when they were trained
-            before.
+        learning_rate: Learning rate of Adam; the peak of the cycle with `one_cycle`.
+        validation_fraction: Share of the rows held out for early stopping.
+        stop_after_epochs: Epochs without improvement before training stops early.
+        clip_max_norm: Maximum gradient norm.
+        one_cycle: One cycle of the learning rate; constant otherwise.
+        keep_start: Whether the initial weights take part in early stopping, e.g. pretrained ones.
     """
 
     max_num_epochs: int = 20
@@ -112,17 +111,10 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("max_num_epochs", "training_batch_size", "stop_after_epochs"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, Integral) and int(value) >= 1, "a whole number of at least 1")
+            check_option(self, name, is_whole(getattr(self, name)), "a whole number of at least 1")
         for name in ("learning_rate", "clip_max_norm", "validation_fraction"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, Real) and 0 < float(value) < math.inf, "a positive number")
-        self._require("validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
-
-    def _require(self, name: str, ok: bool, expected: str) -> None:
-        if not ok:
-            default = Training.__dataclass_fields__[name].default
-            raise ValueError(f"{name}={getattr(self, name)!r} came; {expected} was expected. Try {name}={default}.")
+            check_option(self, name, is_positive(getattr(self, name)), "a positive number")
+        check_option(self, "validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
 
 
 def train(
@@ -133,15 +125,15 @@ def train(
     what: str,
     show_progress_bars: bool = False,
 ) -> dict[str, list[float]]:
-    """Minimise the mean of `loss` over rows; `module` ends with the weights that validate best, in evaluation mode.
+    """Minimise the mean of `loss` over rows; `module` ends in evaluation mode, with the best weights.
 
     Args:
-        module: What is trained.
-        loss: Row numbers (B,) to the loss of each, (B,).
-        number: How many rows there are.
+        module: The network.
+        loss: Maps indices of rows, (B,), to their losses, (B,).
+        number: Number of rows.
         training: The settings.
-        what: What is trained, for the progress bar and for errors.
-        show_progress_bars: Whether to show progress once training takes more than two seconds.
+        what: Name of the network in the progress bar and in errors.
+        show_progress_bars: Show progress after two seconds.
 
     Returns:
         Training and validation losses by epoch.
@@ -179,7 +171,7 @@ def train(
     losses = history["validation_loss"] + history.get("start_loss", [])
     if not any(map(math.isfinite, losses)):
         raise RuntimeError(
-            f"training of {what} diverged: the validation loss was never finite. Lower the rate, e.g. "
+            f"Expected a finite validation loss in the training of {what}, got none: it diverged. Lower the rate, e.g. "
             f"learning_rate={peak / 10:.0e}, and look for extreme values in the data."
         )
     module.load_state_dict(best)

@@ -1,4 +1,4 @@
-"""What a file says of the base posterior, and the base posterior built again from it."""
+"""The base posterior in a file: its description, its weights, and how it is rebuilt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.adapters import DensityBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior, build_estimator
-from fmcpe.nn.describe import build, build_prior, describe, describe_prior
+from fmcpe.nn.describe import build, build_prior, describe, describe_prior, under
 
 
 def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says of the base posterior, with its weights if it can hold them."""
+    """A JSON description of the base posterior, and its tensors."""
     says: dict[str, Any] = {"kind": "external", "class": type(base).__name__, "support": None}
     tensors: dict[str, Tensor] = {}
     support = describe_prior(base.prior)
@@ -27,10 +27,10 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
         tensors |= {f"support.{k}": v for k, v in support[1].items()}
     if isinstance(base, DensityBase):
         tensors |= {f"base.{name}": value for name, value in base.estimator.state_dict().items()}
-    source = _source(base)
+    source = made_by_train_npe(base)
     if support is None or source is None:
         return says, tensors
-    # the prior of the simulations shapes the network; that of the pairs, usually the same, bounds the answers
+    # the network depends on the prior of the simulations; the support, usually the same, is that of `base.prior`
     prior, embedding = describe_prior(source.prior), describe(source.embedding_net)
     if prior is None or (source.embedding_net is not None and embedding is None):
         return says, tensors
@@ -38,50 +38,42 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
     return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
 
 
-def made_by_train_npe(base: BasePosterior) -> bool:
-    """Whether the base posterior can be described, but for its prior and its embedding."""
-    return _source(base) is not None
-
-
-def _source(base: BasePosterior) -> NPEPosterior | None:
-    """The posterior that `train_npe` made, if that is what is behind the base posterior."""
+def made_by_train_npe(base: BasePosterior) -> NPEPosterior | None:
+    """The posterior of `train_npe` behind the base posterior, if any."""
     posterior = base.posterior if isinstance(base, DensityBase) else None
     return posterior if isinstance(posterior, NPEPosterior) else None
 
 
 def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> BasePosterior:
-    """The base posterior of the file, or the one that came, with the file's weights where it has some."""
+    """The base posterior of the file, or `posterior`, with the weights of the file if there are any."""
     says = manifest["base"]
     support = None if says["support"] is None else build_prior(says["support"], under(tensors, "support."))
     if posterior is not None:
         base = as_base_posterior(posterior, support)
-        _check_shapes(base, torch.Size(manifest["x_shape"]), manifest["theta_dim"])
+        shape, dim, own_dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"], parameter_dim(base.prior)
+        if base.raw_shape not in (None, shape) or own_dim != dim:
+            raise ValueError(
+                f"Expected a posterior over θ of {dim} number(s) given x of shape {tuple(shape)}, got {own_dim} and "
+                f"{tuple(base.raw_shape or ())}. Pass the base posterior that was corrected."
+            )
     elif says["kind"] == "npe":
         base = as_base_posterior(_build_npe(manifest, tensors), support)
     else:
         raise ValueError(
-            f"Expected the base posterior, which {path} does not hold, as it was not made by fmcpe.train_npe of describable "
-            f"parts. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
+            f"Expected a file with its base posterior, got {path} without: fmcpe.train_npe did not make it, or a file "
+            f"cannot describe it. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
         )
     state = under(tensors, "base.")
     return _with_weights(base, state, path) if state and isinstance(base, DensityBase) else base
-
-
-def _check_shapes(base: BasePosterior, shape: torch.Size, dim: int) -> None:
-    if base.raw_shape not in (None, shape) or parameter_dim(base.prior) != dim:
-        raise ValueError(
-            f"Expected a posterior over θ of {dim} number(s) given x of shape {tuple(shape)}, got {parameter_dim(base.prior)} "
-            f"and {tuple(base.raw_shape or ())}. Pass the base posterior that was corrected."
-        )
 
 
 def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPosterior:
     says = manifest["base"]
     prior = build_prior(says["prior"], under(tensors, "prior."))
     embedding = None if says["embedding"] is None else build(says["embedding"])
-    theta, x = prior.sample((8,)), torch.randn(8, *manifest["x_shape"])
-    estimator = build_estimator(theta, x, prior, FlowSize(**says["flow"]), embedding)
-    return NPEPosterior(estimator.eval(), prior, FlowSize(**says["flow"]), embedding, {})
+    theta, x, flow = prior.sample((8,)), torch.randn(8, *manifest["x_shape"]), FlowSize(**says["flow"])
+    estimator = build_estimator(theta, x, prior, flow, embedding)
+    return NPEPosterior(estimator.eval(), prior, flow, embedding, {})
 
 
 def _with_weights(base: DensityBase, state: dict[str, Tensor], path: str | Path) -> DensityBase:
@@ -91,11 +83,7 @@ def _with_weights(base: DensityBase, state: dict[str, Tensor], path: str | Path)
         estimator.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(
-            f"Expected the base posterior that {path} was made with, got another network ({str(error).splitlines()[0]})."
+            f"Expected the base posterior that {path} was made with, got another network "
+            f"({str(error).splitlines()[0]}). Pass the one that was corrected."
         ) from error
     return base.with_estimator(estimator)
-
-
-def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

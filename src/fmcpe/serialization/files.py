@@ -1,8 +1,7 @@
-"""Files that are data, never code.
+"""Saved posteriors: one safetensors file of tensors, without pickled objects.
 
-A saved posterior is one safetensors file: the tensors, and in its header a JSON manifest with the format's version, the
-library's versions, the report, and the architecture of each part (`to_config`). Nothing is pickled. A base posterior made by
-`fmcpe.train_npe` goes into the file; one from elsewhere does not, and `load` asks for it again.
+A JSON manifest in the header holds the versions of the format and of the libraries, the report, and the architecture of
+each part (`to_config`). The file contains a base posterior of `fmcpe.train_npe`; pass any other one to `load`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from torch import Tensor, nn
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
-from fmcpe.nn.describe import build_prior, describe_prior
+from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.report import Report
-from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe, under
+from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
 
@@ -37,15 +36,15 @@ _REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prio
 
 
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
-    """Write `posterior` to `path`, whole or not at all."""
+    """Write `posterior` to `path` atomically."""
     path, shared = Path(path), posterior.shared
     base, tensors = describe_base(shared.base)
     target = None if shared.target_prior is shared.base.prior else describe_prior(shared.target_prior)
     described = target is not None or shared.target_prior is shared.base.prior
     if (base["kind"] == "external" and made_by_train_npe(shared.base)) or not described:
         warnings.warn(
-            "The base posterior has a prior or an embedding_net that a file cannot describe, and is not in it. Keep it, and "
-            "load with fmcpe.load(path, posterior=the_base_posterior).",
+            "Expected a prior and an embedding_net that a file can describe, got others: the file does not contain the "
+            "base posterior. Keep it, and load with fmcpe.load(path, posterior=the_base_posterior).",
             FMCPEWarning,
             stacklevel=3,
         )
@@ -68,7 +67,7 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
 
     if path.is_dir() or not path.parent.is_dir():
         raise FileNotFoundError(f"Expected a file name in a folder that exists, got {path}. Create the folder first.")
-    # a reader sees the old file or the new one, never half of one
+    # readers see the old file or the new one, never a partial one
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
@@ -77,7 +76,7 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are for their owner alone
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -90,48 +89,43 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
 
     Args:
         path: The file.
-        posterior: The base posterior, where the file does not hold it.
-        embedding_net: The embedding of y, where it was a network of your own that the file cannot describe; its weights
-            come from the file.
+        posterior: The base posterior, if the file does not contain it.
+        embedding_net: The embedding of y, if the file cannot describe it; its weights come from the file.
     """
-    manifest, tensors = _read(Path(path))
-    with seeded(0):  # fresh networks draw weights that are overwritten at once
-        return _rebuild(manifest, tensors, posterior, embedding_net, path)
-
-
-def _rebuild(
-    manifest: dict[str, Any],
-    tensors: dict[str, Tensor],
-    posterior: Any,
-    embedding_net: nn.Module | None,
-    path: str | Path,
-) -> CorrectedPosterior:
     from fmcpe.posterior import CorrectedPosterior
 
-    base = build_base(manifest, tensors, posterior, path)
-    target = base.prior
-    if manifest["target_prior"] is not None:
-        target = build_prior(manifest["target_prior"], under(tensors, "target_prior."))
-    space = ParameterSpace(base.prior, base.prior.sample((2,)).to(torch.float32))
-    space.load_state_dict(under(tensors, "space."))
-    shared = Shared(base, space, target, tensors["pool"], embedding_net)
-    inner = from_config(manifest["posterior"], shared)
-    inner.load_state_dict(under(tensors, "posterior."))
-    loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], Report.from_config(manifest["report"]))
+    manifest, tensors = _read(Path(path))
+    with seeded(0):  # the initial weights of networks, which are overwritten, consume random numbers
+        base = build_base(manifest, tensors, posterior, path)
+        target = base.prior
+        if manifest["target_prior"] is not None:
+            target = build_prior(manifest["target_prior"], under(tensors, "target_prior."))
+        space = ParameterSpace(base.prior, base.prior.sample((2,)).to(torch.float32))
+        space.load_state_dict(under(tensors, "space."))
+        shared = Shared(base, space, target, tensors["pool"], embedding_net)
+        inner = from_config(manifest["posterior"], shared)
+        inner.load_state_dict(under(tensors, "posterior."))
+        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], Report.from_config(manifest["report"]))
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
-        raise FileNotFoundError(f"Expected a file written by posterior.save(...), got {path}, which does not exist.")
+        raise FileNotFoundError(
+            f"Expected a file written by posterior.save(...), got {path}, which does not exist. Check the path."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             manifest = json.loads((file.metadata() or {}).get("fmcpe", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"Expected a whole file written by posterior.save(...), got {path} ({error}).") from error
+        raise ValueError(
+            f"Expected a whole file written by posterior.save(...), got {path} ({error}). Save it again."
+        ) from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise ValueError(f"Expected a file written by posterior.save(...), got {path}, which has no fmcpe manifest.")
+        raise ValueError(
+            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
+        )
     if manifest["format"] != FORMAT:
         newer = manifest["format"] > FORMAT
         advice = "Upgrade with pip install --upgrade fmcpe." if newer else "Fit the posterior again with this version."

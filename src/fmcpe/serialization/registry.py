@@ -1,4 +1,4 @@
-"""Posteriors by the name of their class, so that a file names what it holds and nothing else can be built from it."""
+"""Posterior classes by name: the only ones that can be built from a file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _HOMES = {
 
 
 def to_config(posterior: Posterior) -> dict[str, Any]:
-    """The class and architecture of a posterior, as JSON."""
+    """Class and architecture of a posterior, as JSON."""
     return {"class": type(posterior).__name__} | posterior.to_config()
 
 
 def from_config(config: dict[str, Any], shared: Shared) -> Posterior:
-    """A posterior of that architecture, its numbers still to be loaded."""
+    """A posterior of that architecture, before its tensors are loaded."""
     name = config.get("class")
     if name not in _HOMES:
         raise ValueError(
-            f"Expected a posterior of this library, got {name!r}. The file was not written by posterior.save(...)."
+            f"Expected a posterior of this library, got {name!r}. Load only files written by posterior.save(...)."
         )
     found: Posterior = getattr(importlib.import_module(_HOMES[name]), name).from_config(config, shared)
     found.components = config.get("components", found.components)
