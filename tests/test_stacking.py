@@ -15,10 +15,11 @@ from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates.base import Posterior, split_rows, tiled
 from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
-from fmcpe.stacking import CrossFit, Distances, cross_fit, stack_weights
+from fmcpe.stacking import cross_fit, stack_weights
 
 
 def problem_of(base, seed, number=24):

@@ -27,24 +27,10 @@ from torch import Tensor
 
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
+from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import WithinRange
 from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
 from fmcpe.problem import Problem, groups_of, split_pairs
-
-
-@dataclass(frozen=True)
-class CrossFit:
-    """A candidate fitted on the training rows of every fold.
-
-    Args:
-        members: The fitted posteriors.
-        draws: Draws for each pair from members that have not seen it, (N, R, S, p).
-        seconds: Time of the fits.
-    """
-
-    members: Sequence[Posterior]
-    draws: Tensor
-    seconds: float
 
 
 def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int, seed: int) -> CrossFit:
@@ -73,53 +59,6 @@ def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int,
             with seeded(derive(seed, candidate.name, "draw", repeat, fold)):
                 out[rows, repeat] = next(asked).sample(problem.y[rows], draws)
     return CrossFit(members, out, time.perf_counter() - started)
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Mean distances, pair by pair, that the energy score of any mixture is made of.
-
-    Args:
-        to_truth: a, of each candidate's draws to the truth, (K, N).
-        between: D, between the draws of two candidates, (K, K, N); of one candidate, as an ensemble of its members.
-    """
-
-    to_truth: Tensor
-    between: Tensor
-
-    @classmethod
-    def of(cls, fits: Sequence[CrossFit], truth: Tensor) -> Distances:
-        """From cross-validated draws and true z, (N, p)."""
-        each = [fit.draws for fit in fits]
-        to_truth = torch.stack([(draws - truth[:, None, None]).norm(dim=-1).mean((1, 2)) for draws in each])
-        between = truth.new_zeros(len(each), len(each), len(truth))
-        for k, one in enumerate(each):
-            between[k, k] = _within(one, len(fits[k].members))
-            for j in range(k):
-                between[k, j] = between[j, k] = torch.cdist(one.flatten(1, 2), each[j].flatten(1, 2)).mean((1, 2))
-        return cls(to_truth, between)
-
-    def rows(self, index: Tensor) -> Distances:
-        """Those of some pairs."""
-        return Distances(self.to_truth[:, index], self.between[..., index])
-
-    def scores(self, weights: Tensor) -> Tensor:
-        """Energy score of a mixture on each pair, (N,)."""
-        return weights @ self.to_truth - 0.5 * torch.einsum("k,l,kln->n", weights, weights, self.between)
-
-
-def _within(draws: Tensor, members: int) -> Tensor:
-    """Mean distance between two draws of an ensemble of M members, from draws (N, R, S, p) of R of them: (N,).
-
-    Two draws come from one member with probability 1/M: within/M + (1 - 1/M)·between.
-    """
-    number, size = draws.shape[1:3]
-    each = torch.stack([torch.cdist(draws[:, r], draws[:, r]).sum((1, 2)) for r in range(number)]).mean(0)
-    each = each / (size * (size - 1))  # two different draws: a draw's distance to itself would favour mixtures
-    if number == 1 or members == 1:
-        return each
-    pairs = [torch.cdist(draws[:, r], draws[:, q]).mean((1, 2)) for r in range(number) for q in range(r)]
-    return each / members + (1 - 1 / members) * torch.stack(pairs).mean(0)
 
 
 def stack_weights(

@@ -36,8 +36,8 @@ def stack_metrics(posterior: CorrectedPosterior, theta: Tensor, y: Tensor, draws
         y: Their observations.
         draws: Draws of each candidate per observation.
     """
+    from fmcpe.energy import CrossFit, Distances
     from fmcpe.mixture import Mixture
-    from fmcpe.stacking import CrossFit, Distances
 
     report, mixture = posterior.report, next(m for m in posterior.inner.modules() if isinstance(m, Mixture))
     members, fits, start = mixture.members, [], 0
@@ -55,7 +55,8 @@ def stack_metrics(posterior: CorrectedPosterior, theta: Tensor, y: Tensor, draws
 
 def restacked(stored: dict[str, Any], without: Sequence[str] = ()) -> tuple[float, dict[str, float]]:
     """Energy score on test pairs of the stack without some candidates, and its weights."""
-    from fmcpe.stacking import Distances, Stack
+    from fmcpe.energy import Distances
+    from fmcpe.stacking import Stack
 
     kept = [i for i, name in enumerate(stored["names"]) if name not in without]
     names = [stored["names"][i] for i in kept]

@@ -23,7 +23,7 @@ from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clipped
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
-from fmcpe.nn.embeddings import SERIES_FROM
+from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, effective_share, pareto_k, systematic
 from fmcpe.nn.polynomials import Powers, count
 from fmcpe.problem import Problem
@@ -55,48 +55,6 @@ class Features(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(B, p) -> (B, F)."""
         return self.outer(self._polynomials(z))
-
-
-class Directions(nn.Module):
-    """Leading directions of data, standardised: (B, ...) -> (B, q).
-
-    Args:
-        numbers: d.
-        size: q.
-    """
-
-    mean: Tensor
-    matrix: Tensor
-
-    def __init__(self, numbers: int, size: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(numbers))
-        self.register_buffer("matrix", torch.zeros(numbers, size))
-
-    @classmethod
-    def of(cls, y: Tensor, most: int) -> Directions:
-        """The leading directions of data (n, ...): all of a short vector, at most `most` of others."""
-        flat = y.flatten(1).double()
-        share_unit = y.ndim > 2 or flat.shape[1] >= SERIES_FROM  # numbers of a series or an image have one unit
-        std = flat.std().expand(flat.shape[1]) if share_unit else flat.std(0)
-        std = torch.where(std > 1e-9 * flat.abs().amax(0).clamp_min(1e-30), std, torch.ones_like(std))
-        centred = (flat - flat.mean(0)) / std
-        size = min(most, flat.shape[1], max(1, len(flat) - 2))
-        if flat.shape[1] <= most:
-            matrix = torch.eye(flat.shape[1], dtype=flat.dtype)
-        elif flat.shape[1] > 1000:
-            matrix = torch.svd_lowrank(centred, q=size, niter=4)[2]
-        else:
-            matrix = torch.linalg.svd(centred, full_matrices=False)[2][:size].T
-        spread = (centred @ matrix).std(0)
-        scale = torch.ones_like(spread) if flat.shape[1] <= most else 1 / spread.max().clamp_min(1e-30)
-        out = cls(*matrix.shape)
-        out.mean.copy_(flat.mean(0))
-        out.matrix.copy_(matrix * scale / std[:, None])
-        return out
-
-    def forward(self, y: Tensor) -> Tensor:
-        return (y.flatten(1) - self.mean) @ self.matrix
 
 
 class SyntheticPosterior(Posterior):
