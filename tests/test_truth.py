@@ -159,3 +159,33 @@ def test_offset_is_found_and_removed():
     assert abs(float(bias["before"])) > 0.5
     assert abs(float(bias["after"])) < 0.2
     assert abs(float(bias["exact"])) < 0.1
+
+
+@pytest.mark.parametrize("epochs", [12, 1])
+def test_a_posterior_that_its_pairs_refute_is_not_returned(epochs):
+    """One of three parameters is shifted by three posterior deviations; the base is good, or poor on its own simulations.
+
+    The joint score hardly sees one parameter of three. The corrected 90 % intervals of each parameter hold the truth, up to
+    what 30 pairs leave open.
+    """
+    prior = torch.distributions.MultivariateNormal(torch.zeros(3), torch.eye(3))
+
+    def simulate(theta):
+        return theta.repeat(1, 2) + 0.45 * torch.randn(len(theta), 6)
+
+    def observe(theta):
+        return simulate(theta) + torch.tensor([0.0, 0.0, 1.0]).repeat(2)
+
+    def inside(posterior):
+        draws = posterior.sample_batched((200,), x=y_test, seed=0, show_progress_bars=False)
+        low, high = draws.quantile(torch.tensor([0.05, 0.95]), dim=0)
+        return ((theta_test >= low) & (theta_test <= high)).float().mean(0)
+
+    base = fmcpe.train_npe(simulate, prior, 10_000, seed=0, max_num_epochs=epochs, show_progress_bars=False)
+    torch.manual_seed(1)
+    theta, theta_test = prior.sample((30,)), prior.sample((300,))
+    y, y_test = observe(theta), observe(theta_test)
+    posterior = FMCPE(base, simulate).fit(theta, y, seed=0, show_progress_bars=False)
+    assert float(inside(baselines.NPE(base).fit())[2]) < 0.5
+    assert float(inside(posterior).min()) > 0.75
+    assert posterior.weights["uncorrected"] < 0.05

@@ -52,6 +52,8 @@ def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int,
         subsets = [(split != k).nonzero()[:, 0] for split, ks in zip(folds, numbers, strict=True) for k in ks]
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
+    for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
+        member.components = max(8, member.components // len(members))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
     for repeat, parts in enumerate(unseen):
@@ -207,7 +209,19 @@ class Stack:
         """
         with seeded(derive(seed, "folds")):
             folds = split_pairs(problem.theta, self.folds, self.repeats)
-        fits, skipped = self._cross_fit(problem, folds, seed)
+        fits, skipped = self.cross_fit(problem, folds, seed)
+        return self.combine(problem, folds, fits, skipped, seed, importance)
+
+    def combine(
+        self,
+        problem: Problem,
+        folds: Tensor,
+        fits: Mapping[str, CrossFit],
+        skipped: dict[str, str],
+        seed: int,
+        importance: Tensor | None = None,
+    ) -> Fitted:
+        """Weights, recalibration and the deployed posterior of cross-fitted candidates: the second half of `fit`."""
         names, distinct = tuple(fits), groups_of(problem.theta)[1]
         distances = Distances.of(list(fits.values()), problem.z)
         weights = self.weights(names, distances, distinct, importance)
@@ -230,7 +244,7 @@ class Stack:
             distances,
         )
 
-    def _cross_fit(self, problem: Problem, folds: Tensor, seed: int) -> tuple[dict[str, CrossFit], dict[str, str]]:
+    def cross_fit(self, problem: Problem, folds: Tensor, seed: int) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """Every candidate that can be fitted, and why the others cannot."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
         for candidate in self.candidates:
@@ -274,11 +288,10 @@ class Stack:
 
 
 def _ensemble(fits: Sequence[CrossFit], weights: Tensor) -> Mixture:
-    """The members of each candidate share its weight, and the components of its density."""
+    """The members of each candidate share its weight."""
     members, shares = list[Posterior](), list[Tensor]()
     for weight, fit in zip(weights, fits, strict=True):
         for member in fit.members:
-            member.components = max(8, member.components // len(fit.members))
             members.append(member)
             shares.append(weight / len(fit.members))
     return Mixture(members, torch.stack(shares))

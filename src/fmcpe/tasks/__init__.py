@@ -93,6 +93,8 @@ def get(name: str, **options: Any) -> Task:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return importlib.import_module("fmcpe.tasks.zoo")
     if name in _HOMES:
         return getattr(importlib.import_module(f"fmcpe.tasks.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fmcpe.tasks' has no attribute {name!r}")
