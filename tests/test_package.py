@@ -25,6 +25,10 @@ def test_importing_does_nothing():
     ]
 
 
+def test_the_zoo_is_found_without_an_import_of_its_own():
+    assert python("from fmcpe import tasks; print(tasks.zoo.names()[0])") == "zoo/linear-none\n"
+
+
 @pytest.mark.parametrize("command", [[], ["demo"], ["download"]])
 def test_help_does_not_wait_for_torch(command):
     out = python(

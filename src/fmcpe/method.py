@@ -112,7 +112,7 @@ class FMCPE:
                 inner, history = self.recipe.fit(problem, show_progress_bars)
                 report = Report("FMCPE", len(theta), time.perf_counter() - started, history)
                 return CorrectedPosterior(inner, shared, y.shape[1:], report)
-            fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance)
+            fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
         report = report_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)
         return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], report)
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
@@ -199,17 +200,20 @@ class Stack:
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ValueError(f"Expected {name} to be a positive number, got {value!r}. Try Stack({name}=1.0).")
 
-    def fit(self, problem: Problem, seed: int, importance: Tensor | None = None) -> Fitted:
+    def fit(
+        self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
+    ) -> Fitted:
         """Fit all candidates, and find the weights.
 
         Args:
             problem: The pairs and all else.
             seed: Of splits, fits and draws.
             importance: What each pair counts in the score, (N,), of mean one.
+            show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
         with seeded(derive(seed, "folds")):
             folds = split_pairs(problem.theta, self.folds, self.repeats)
-        fits, skipped = self.cross_fit(problem, folds, seed)
+        fits, skipped = self.cross_fit(problem, folds, seed, show_progress_bars)
         return self.combine(problem, folds, fits, skipped, seed, importance)
 
     def combine(
@@ -244,10 +248,13 @@ class Stack:
             distances,
         )
 
-    def cross_fit(self, problem: Problem, folds: Tensor, seed: int) -> tuple[dict[str, CrossFit], dict[str, str]]:
+    def cross_fit(
+        self, problem: Problem, folds: Tensor, seed: int, show_progress_bars: bool = False
+    ) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """Every candidate that can be fitted, and why the others cannot."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
-        for candidate in self.candidates:
+        bar = tqdm(self.candidates, "fitting candidates", delay=2, disable=not show_progress_bars, leave=False)
+        for candidate in bar:
             reason = candidate.skipped(problem)
             if reason is None and candidate.uses_pairs and int(folds.max()) == 0:
                 reason = "all pairs have the same θ, so that none can be held out"

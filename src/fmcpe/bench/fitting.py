@@ -109,21 +109,16 @@ class _OneByOne:
 
 
 def recipe_of(method: str, changed: dict[str, Any]) -> Stack | Paper:
-    """The recipe of a method, with some fields changed; fields that it does not have are ignored.
-
-    For a `Stack`, ``epochs`` sets the number of gradient steps of every candidate that has one.
-    """
+    """The recipe of a method, and of a `Stack` its candidates, with fields changed; fields they do not have are ignored."""
     from fmcpe import Paper, Stack
 
     if method.startswith("fmcpe-paper"):
-        known = {f.name for f in fields(Paper)}
         stages: Any = method.removeprefix("fmcpe-paper").removeprefix("-") or "joint"
-        return Paper(stages=stages, **{name: value for name, value in changed.items() if name in known})
-    stack = Stack(**{name: value for name, value in changed.items() if name in ("folds", "repeats")})
-    if "epochs" not in changed:
-        return stack
-    shorter = [
-        replace(candidate, steps=changed["epochs"]) if hasattr(candidate, "steps") else candidate  # type: ignore[type-var]
-        for candidate in stack.candidates
-    ]
-    return replace(stack, candidates=tuple(shorter))
+        return _changed(Paper(stages=stages), changed)
+    stack = _changed(Stack(), changed)
+    return replace(stack, candidates=tuple(_changed(candidate, changed) for candidate in stack.candidates))
+
+
+def _changed(options: Any, changed: dict[str, Any]) -> Any:
+    known = {field.name for field in fields(options)}
+    return replace(options, **{name: value for name, value in changed.items() if name in known})
