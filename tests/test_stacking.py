@@ -362,6 +362,22 @@ def test_wrong_stacks_are_refused(wrong):
         Stack(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("candidate", "wrong"),
+    [
+        (candidates.FineTuned, {"steps": 0}),
+        (candidates.FineTuned, {"validation": 1.0}),
+        (candidates.JointFlow, {"sigma": -1.0}),
+        (candidates.JointFlow, {"batch_size": 2.5}),
+        (candidates.SyntheticLikelihood, {"degrees": ()}),
+        (candidates.SyntheticLikelihood, {"modes": True}),
+    ],
+)
+def test_wrong_options_of_candidates_are_refused(candidate, wrong):
+    with pytest.raises(ValueError, match=rf"^Expected {next(iter(wrong))} to be .+, got .+\. Try "):
+        candidate(**wrong)
+
+
 def test_fits_repeat(base, pairs):
     first, second = (
         FMCPE(base, simulate, recipe=SMALL).fit(*pairs, seed=5, show_progress_bars=False) for _ in range(2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -31,6 +32,25 @@ def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
     if not ok:
         default = options.__dataclass_fields__[name].default
         raise ValueError(f"Expected {name} to be {expected}, got {getattr(options, name)!r}. Try {name}={default!r}.")
+
+
+def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
+    """Refuse numeric fields of a dataclass that are not of their default's kind: whole numbers, or positive, finite ones.
+
+    Args:
+        options: The dataclass.
+        least: Smallest value of some whole numbers; 1 for all others. Shares (``validation...``) are below one.
+    """
+    for field in fields(options):
+        value, low = getattr(options, field.name), (least or {}).get(field.name, 1)
+        if isinstance(field.default, bool):
+            continue
+        if isinstance(field.default, int):
+            check_option(options, field.name, is_whole(value, low), f"a whole number of at least {low}")
+        elif isinstance(field.default, float):
+            check_option(options, field.name, is_positive(value), "a positive number")
+            share = field.name.startswith("validation")
+            check_option(options, field.name, not share or value < 1, "a number between 0 and 1")
 
 
 def as_tensor(value: Any, name: str, dtype: torch.dtype = torch.float32, device: str | None = None) -> Tensor:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from fmcpe._checks import check_numbers
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
 from fmcpe.energy import CrossFit, Distances
@@ -190,15 +191,7 @@ class Stack:
                 f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
                 "FineTuned()])."
             )
-        for name, least in (("folds", 2), ("repeats", 1), ("draws", 2)):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
-                raise ValueError(
-                    f"Expected {name} of at least {least}, got {getattr(self, name)!r}. Try Stack({name}={least})."
-                )
-        for name in ("preference", "pseudo_count", "shrinkage", "out_of_range", "smallest"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"Expected {name} to be a positive number, got {value!r}. Try Stack({name}=1.0).")
+        check_numbers(self, {"folds": 2, "draws": 2})
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False

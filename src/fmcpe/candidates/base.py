@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._checks import check_numbers
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
@@ -101,6 +102,10 @@ class Candidate(ABC):
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
     """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+
+    def __post_init__(self) -> None:
+        if is_dataclass(self):
+            check_numbers(self)
 
     def skipped(self, problem: Problem) -> str | None:
         """Why this candidate cannot be fitted to a problem, in words; None if it can."""

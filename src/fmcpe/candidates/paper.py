@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from fmcpe._checks import check_option, is_positive, is_whole
+from fmcpe._checks import check_numbers, check_option, is_whole
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.joint_flow import JointFlowed
@@ -102,12 +102,7 @@ class Paper:
     num_statistics: int = 2000
 
     def __post_init__(self) -> None:
-        whole_numbers = ("epochs", "batch_size", "validate_every", "steps", "hidden", "blocks", "embedding_dim")
-        for name, least in (dict.fromkeys(whole_numbers, 1) | {"num_statistics": 100}).items():
-            check_option(self, name, is_whole(getattr(self, name), least), f"a whole number of at least {least}")
-        for name in ("sigma", "learning_rate", "clip", "validation_fraction"):
-            check_option(self, name, is_positive(getattr(self, name)), "a positive number")
-        check_option(self, "validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
+        check_numbers(self, {"num_statistics": 100})
         for name, choices in _CHOICES.items():
             check_option(self, name, getattr(self, name) in choices, f"one of {', '.join(map(repr, choices))}")
         for name in ("hidden_x", "hidden_theta"):

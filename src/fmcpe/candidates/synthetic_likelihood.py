@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._checks import check_option, is_whole
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clipped
 from fmcpe.candidates.prior import log_prior
@@ -288,6 +289,11 @@ class SyntheticLikelihood(Candidate):
     proposals: int = 256
 
     name = "synthetic_likelihood"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "degrees", tuple(self.degrees))
+        check_option(self, "degrees", bool(self.degrees) and all(map(is_whole, self.degrees)), "degrees of polynomials")
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[SyntheticPosterior]:
         dim = problem.z.shape[1]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 from tqdm.auto import tqdm
 
-from fmcpe._checks import check_option, is_positive, is_whole
+from fmcpe._checks import check_numbers
 from fmcpe.nn.ensemble import Alone, Stacked, Weights
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -110,11 +110,7 @@ class Training:
     keep_start: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_num_epochs", "training_batch_size", "stop_after_epochs"):
-            check_option(self, name, is_whole(getattr(self, name)), "a whole number of at least 1")
-        for name in ("learning_rate", "clip_max_norm", "validation_fraction"):
-            check_option(self, name, is_positive(getattr(self, name)), "a positive number")
-        check_option(self, "validation_fraction", self.validation_fraction < 1, "a number between 0 and 1")
+        check_numbers(self)
 
 
 def train(
