@@ -238,7 +238,44 @@ def test_observations_like_the_pairs_are_in_range_and_others_are_not():
     assert float(unlike.max()) < 1e-2 and float(unlike.median()) < 1e-4
 
 
+def test_p_values_of_exchangeable_observations_are_uniform():
+    """Conformal ones for any number of pairs: P(p <= a) is at most a, and at least a - 1/(N + 1)."""
+    torch.manual_seed(0)
+    found = []
+    for _ in range(60):
+        rows = torch.randn(19 + 50, 3) @ torch.diag(torch.tensor([1.0, 5.0, 0.2])) + 10
+        found.append(Range.of(rows[:19]).conformal(rows[19:]))
+    found = torch.cat(found)
+    assert float(found.min()) >= 1 / 20 - 1e-6
+    for level in (0.1, 0.25, 0.5):
+        assert float((found <= level + 1e-6).float().mean()) == pytest.approx(level, abs=0.05)
+
+
 # ---------------------------------------------------------------------- the whole
+
+
+def test_observations_unlike_all_pairs_are_named(posteriors):
+    posterior = posteriors("default")
+    torch.manual_seed(3)
+    like, unlike = observe(PRIOR.sample((20,))), torch.full((2, 3), 1e3)
+    found = posterior.check(torch.cat([like, unlike]))
+    assert found.out_of_range.tolist() == [False] * 20 + [True] * 2
+    assert float(found.conformal[-1]) == pytest.approx(1 / 31) and float(found.prior_share[-1]) > 0.99
+    assert bool((found.simulations[-2:] < 1e-3).all()) and float(found.simulations[:20].median()) > 1e-3
+    assert "out of range" in str(found)
+    for call in (
+        lambda: posterior.sample((5,), x=unlike[0]),
+        lambda: posterior.sample_batched((5,), x=torch.cat([like, unlike])),
+        lambda: posterior.log_prob([[0.1, 0.5]], x=unlike[0]),
+    ):
+        with pytest.warns(FMCPEWarning, match="that are not \\(p < 0.001\\)") as caught:
+            call()
+        assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        posterior.sample_batched((5,), x=like)
+    with pytest.raises(NotImplementedError, match="default recipe"):
+        posteriors("joint").check(like)
 
 
 def test_far_from_all_pairs_the_answer_is_the_prior(posteriors):

@@ -12,6 +12,7 @@ measured.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,43 +27,81 @@ from fmcpe.serialization.registry import from_config, to_config
 
 
 class Range(nn.Module):
-    """Which observations are usual.
+    """Which observations are usual, by the distance of their summaries.
 
     Args:
         numbers: f, numbers of a summary.
         directions: Principal directions.
+        rows: N, observations that say what is usual.
     """
 
     mean: Tensor
     matrix: Tensor
-    usual: Tensor
+    distances: Tensor
+    """Log distance of each of them when it is left out, (N,)."""
 
-    def __init__(self, numbers: int, directions: int) -> None:
+    def __init__(self, numbers: int, directions: int, rows: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("matrix", torch.zeros(numbers, directions))
-        self.register_buffer("usual", torch.ones(3))
+        self.register_buffer("distances", torch.zeros(rows))
 
     @classmethod
     def of(cls, rows: Tensor, directions: int = 16) -> Range:
-        """From the pairs' summaries, (N, f), in at most `directions` principal directions."""
+        """From summaries (N, f), in at most `directions` principal directions."""
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3))
-        out = cls(rows.shape[1], size).to(rows.device)
+        out = cls(rows.shape[1], size, number).to(rows.device)
         out.mean, out.matrix = _whitening(rows, size)
-        if number < 4:
-            return out
-        folds, left_out = torch.arange(number) % min(number, 20), torch.empty(number)
-        for k in folds.unique():
-            left_out[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size)).cpu()
-        out.usual = torch.stack([left_out.mean(), left_out.std().clamp_min(1e-3), torch.tensor(float(number))])
+        folds = torch.arange(number) % min(number, 20)
+        for k in folds.unique() if number > 3 else ():
+            out.distances[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size))
         return out
 
     def p_values(self, rows: Tensor) -> Tensor:
-        """P-value of each row's distance, (B,)."""
-        mean, std, number = self.usual.tolist()
-        t = (_log_distance(rows, self.mean, self.matrix) - mean) / (std * (1 + 1 / number) ** 0.5)
-        return _tail(t, number - 1)
+        """Student-t predictive p-value of each row's log distance, (B,); three observations or fewer say nothing."""
+        number = len(self.distances)
+        if number < 4:
+            return torch.ones(len(rows), device=rows.device)
+        scale = self.distances.std().clamp_min(1e-3) * (1 + 1 / number) ** 0.5
+        distance = _log_distance(rows, self.mean, self.matrix)
+        return _tail((distance - self.distances.mean()) / scale, number - 1)
+
+    def conformal(self, rows: Tensor) -> Tensor:
+        """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
+        distance = _log_distance(rows, self.mean, self.matrix)[:, None]
+        return (1 + (self.distances >= distance).sum(1)) / (1 + len(self.distances))
+
+
+@dataclass(frozen=True)
+class RangeCheck:
+    """Whether observations are like those that the posterior was fitted on; every tensor has shape (B,).
+
+    Args:
+        pairs: Student-t predictive p-value of the distance to the calibration pairs.
+        conformal: Conformal p-value of the same distance: valid for any distribution, never below 1/(N + 1).
+        simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
+        prior_share: λ, the share of the prior in the answer.
+    """
+
+    pairs: Tensor
+    conformal: Tensor
+    simulations: Tensor
+    prior_share: Tensor
+
+    @property
+    def out_of_range(self) -> Tensor:
+        """Observations with a p-value below 0.001."""
+        return self.pairs < 1e-3
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"observation {i}: {'out of range' if out else 'in range'} (p = {p:.2g}, conformal p = {c:.2g} against the pairs; "
+            f"p = {s:.2g} against simulations); the prior has {share:.0%} of the answer"
+            for i, (out, p, c, s, share) in enumerate(
+                zip(self.out_of_range, self.pairs, self.conformal, self.simulations, self.prior_share, strict=True)
+            )
+        )
 
 
 def _tail(t: Tensor, freedom: float) -> Tensor:
@@ -95,7 +134,8 @@ class WithinRange(Posterior):
 
     Args:
         inner: The posterior.
-        usual: Which observations are usual.
+        usual: Which observations are usual among the pairs.
+        simulated: Which are usual among simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
     """
@@ -103,17 +143,21 @@ class WithinRange(Posterior):
     measured: Tensor
     """Mean and scale of the pairs' z_i, and the range of the target prior, (4, p)."""
 
-    def __init__(self, inner: Posterior, usual: Range, half: float, shared: Problem | Shared) -> None:
+    def __init__(
+        self, inner: Posterior, usual: Range, simulated: Range | None, half: float, shared: Problem | Shared
+    ) -> None:
         super().__init__()
-        self.inner, self.usual, self.p_half = inner, usual, half
+        self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
         self._parts, self._last = (shared.base.summarised(), shared.space), Remembered()
 
     @classmethod
-    def of(cls, inner: Posterior, problem: Problem, half: float) -> WithinRange:
-        """With what is usual among the pairs of a problem."""
-        out = cls(inner, Range.of(problem.seen.flatten(1)), half, problem).to(problem.z.device)
+    def of(cls, inner: Posterior, problem: Problem, half: float, simulations: int = 300) -> WithinRange:
+        """With what is usual among the pairs of a problem, and among some simulations."""
+        bank = problem.bank_seen
+        simulated = None if bank is None else Range.of(bank[:simulations].flatten(1))
+        out = cls(inner, Range.of(problem.seen.flatten(1)), simulated, half, problem).to(problem.z.device)
         number, tails = len(problem), torch.tensor([0.01, 0.99], device=problem.pool.device)
         low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
         # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
@@ -127,7 +171,19 @@ class WithinRange(Posterior):
 
     def share_by_data(self, y: Tensor) -> Tensor:
         """λ_x(y), (B,)."""
-        return self._share(self.usual.p_values(self._parts[0].summarise(y).flatten(1)))
+        return self._share(self.p_values(y))
+
+    def p_values(self, y: Tensor) -> Tensor:
+        """Student-t predictive p-value of the distance to the pairs, (B,)."""
+        return self.usual.p_values(self._parts[0].summarise(y).flatten(1))
+
+    def check(self, y: Tensor) -> RangeCheck:
+        """Whether observations (B, ...) are like the pairs, and like simulations."""
+        seen = self._parts[0].summarise(y).flatten(1)
+        simulated = torch.full((len(y),), torch.nan) if self.simulated is None else self.simulated.p_values(seen)
+        return RangeCheck(
+            self.usual.p_values(seen), self.usual.conformal(seen), simulated, self.share_of_prior(y).clone()
+        )
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
         """λ_θ(y), (B,): always from the same draws of the base posterior."""
@@ -136,7 +192,7 @@ class WithinRange(Posterior):
         with seeded(0), torch.no_grad():
             z = space.to_z_safely(base.sample(base.summarise(y), draws).flatten(0, 1))
         t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
-        return self._share(2 * _tail(t, float(self.usual.usual[2]) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
+        return self._share(2 * _tail(t, len(self.usual.distances) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
 
     def _share(self, p: Tensor) -> Tensor:
         return self.p_half / (self.p_half + p)
@@ -152,8 +208,11 @@ class WithinRange(Posterior):
         return torch.logaddexp(inside, self.prior.log_prob(z, y) + share.log())
 
     def to_config(self) -> dict[str, Any]:
-        return {"inner": to_config(self.inner), "range": list(self.usual.matrix.shape), "half": self.p_half}
+        ranges = [None if r is None else [*r.matrix.shape, len(r.distances)] for r in (self.usual, self.simulated)]
+        return {"inner": to_config(self.inner), "ranges": ranges, "half": self.p_half}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
-        return cls(from_config(config["inner"], shared), Range(*config["range"]), config["half"], shared)
+        usual, simulated = config["ranges"]
+        ranges = Range(*usual), None if simulated is None else Range(*simulated)
+        return cls(from_config(config["inner"], shared), *ranges, config["half"], shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
+from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
+from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
 
@@ -79,6 +82,7 @@ class CorrectedPosterior(NeuralPosterior):
         """
         check_sbi_options(sbi_options)
         shape, y = as_sample_shape(sample_shape), self._x_else_default_x(x)
+        self._warn_out_of_range(y)
         draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return draws[0].reshape(*shape, self.space.dim)
 
@@ -95,6 +99,7 @@ class CorrectedPosterior(NeuralPosterior):
         """Draw for each of a batch of observations: (*sample_shape, B, p). Arguments as for `sample`."""
         check_sbi_options(sbi_options)
         shape, y = as_sample_shape(sample_shape), as_observations(x, self.observation_shape).to(self._device)
+        self._warn_out_of_range(y)
         draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return draws.movedim(0, 1).reshape(*shape, len(y), self.space.dim)
 
@@ -116,6 +121,35 @@ class CorrectedPosterior(NeuralPosterior):
             )
         return self.space.to_theta(z.flatten(0, 1)).reshape(z.shape)
 
+    @torch.no_grad()
+    def check(self, x: Any = None) -> RangeCheck:
+        """Whether observations are like those that the posterior was fitted on: p-values for each of them.
+
+        Args:
+            x: One real observation or a batch, (B, ...); the default one if None.
+        """
+        if not isinstance(self.inner, WithinRange):
+            raise NotImplementedError(
+                f"Expected a posterior of the default recipe or of a Stack, got one of {self.method} that keeps no pairs. Fit "
+                'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
+            )
+        y = self._x_else_default_x(x) if x is None else as_observations(x, self.observation_shape).to(self._device)
+        return self.inner.check(y)
+
+    def _warn_out_of_range(self, y: Tensor) -> None:
+        """Warn once, with the number of observations unlike all pairs; called by public methods."""
+        if not isinstance(self.inner, WithinRange):
+            return
+        with torch.no_grad():
+            unlike = self.inner.p_values(y) < 1e-3
+        if bool(unlike.any()):
+            warnings.warn(
+                f"Expected observations like the calibration pairs, got {int(unlike.sum())} of {len(y)} that are not "
+                "(p < 0.001): their answer moves to the prior. See posterior.check(x).",
+                FMCPEWarning,
+                stacklevel=3,
+            )
+
     def log_prob(self, theta: Any, x: Any = None, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density of p(θ | y) at physical θ, for one observation.
 
@@ -131,8 +165,9 @@ class CorrectedPosterior(NeuralPosterior):
             (N,), -inf outside the prior's support.
         """
         check_sbi_options(sbi_options)
-        theta = as_theta(theta, self.space.dim).to(self._device)
-        return self._log_prob(theta[None], self._x_else_default_x(x), track_gradients)[0]
+        theta, y = as_theta(theta, self.space.dim).to(self._device), self._x_else_default_x(x)
+        self._warn_out_of_range(y)
+        return self._log_prob(theta[None], y, track_gradients)[0]
 
     def log_prob_batched(self, theta: Any, x: Any, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
@@ -144,6 +179,7 @@ class CorrectedPosterior(NeuralPosterior):
                 f"Expected theta of shape (N, {len(y)}, {dim}) or ({len(y)}, {dim}) for {len(y)} observation(s), got "
                 f"{tuple(theta.shape)}. Pass θ for observation b as theta[:, b]."
             )
+        self._warn_out_of_range(y)
         theta = as_theta(theta.reshape(-1, dim), dim).to(self._device).reshape(-1, len(y), dim)
         return self._log_prob(theta.movedim(0, 1), y, track_gradients).T
 
@@ -199,6 +235,8 @@ class CorrectedPosterior(NeuralPosterior):
         if x is None and self._best is not None and not force_update:
             return self._best
         y = self._x_else_default_x(x)
+
+        self._warn_out_of_range(y)
 
         def log_density(z: Tensor) -> Tensor:
             return self._log_prob(self.space.to_theta(z)[None], y, track_gradients=False)[0]

@@ -31,7 +31,7 @@ from fmcpe.spaces import ParameterSpace
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
-FORMAT = 4
+FORMAT = 5
 _REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior"}
 
 
