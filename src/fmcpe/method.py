@@ -18,7 +18,7 @@ from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.problem import build_problem
+from fmcpe.problem import build_problem, fingerprints
 from fmcpe.report import Report, report_of
 from fmcpe.stacking import Stack
 
@@ -110,7 +110,9 @@ class FMCPE:
             shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
             if isinstance(self.recipe, Paper):
                 inner, history = self.recipe.fit(problem, show_progress_bars)
-                report = Report("FMCPE", len(theta), time.perf_counter() - started, history)
+                report = Report(
+                    "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y)
+                )
                 return CorrectedPosterior(inner, shared, y.shape[1:], report)
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
         report = report_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,21 @@ from sbi.inference.potentials.base_potential import BasePotential
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from fmcpe._checks import as_observation, as_observations, as_sample_shape, as_tensor, as_theta, check_sbi_options
+from fmcpe._checks import (
+    as_observation,
+    as_observations,
+    as_pairs,
+    as_sample_shape,
+    as_tensor,
+    as_theta,
+    check_sbi_options,
+)
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
+from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
+from fmcpe.problem import fingerprints
 from fmcpe.report import Report
 from fmcpe.search import cross_entropy_search
 
@@ -40,6 +51,7 @@ class CorrectedPosterior(NeuralPosterior):
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
+        self.conformal: Conformal | None = None
         super().__init__(
             CorrectedPotential(self, self.prior),
             theta_transform=self.space.transform,
@@ -248,6 +260,45 @@ class CorrectedPosterior(NeuralPosterior):
         if x is None:
             self._best = best
         return best
+
+    def conformalize(self, theta: Any, y: Any, *, num_samples: int = 1000, seed: int = 0) -> CorrectedPosterior:
+        """Calibrate `interval` on held-out pairs (`fmcpe.conformal`), in place. Pairs with the same θ count once.
+
+        Args:
+            theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
+            y: Real measurements taken at them, (n, ...).
+            num_samples: Draws per observation that median and half-width are estimated from.
+            seed: Of the draws, and of which of several pairs with the same θ counts.
+        """
+        theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
+        used = set(self.report.fingerprints) & set(fingerprints(theta, y))
+        if used:
+            raise ValueError(
+                f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
+                "nothing for new ones. Hold some pairs out, and fit on the others."
+            )
+        self.conformal = Conformal.of(self, theta.to(self._device), y.to(self._device), num_samples, seed)
+        return self
+
+    def interval(self, level: float = 0.9, x: Any = None, *, joint: bool = False, seed: int = 0) -> Intervals:
+        """Intervals with a finite-sample guarantee for real observations; `conformalize` comes first.
+
+        Args:
+            level: Probability that is promised, 1 - α.
+            x: One real observation, or a batch (B, ...); the default one if None.
+            joint: Whether all parameters together lie inside with that probability, or each by itself.
+            seed: Of the draws.
+        """
+        if self.conformal is None:
+            raise ValueError(
+                "Expected held-out pairs to calibrate intervals on, got none. Call posterior.conformalize(theta_held_out, "
+                "y_held_out) first; for plain credible intervals, take quantiles of posterior.sample(...)."
+            )
+        y = self._x_else_default_x(x) if x is None else as_observations(x, self.observation_shape).to(self._device)
+        self._warn_out_of_range(y)
+        found = self.conformal.intervals(self, y, level, joint, seed)
+        one = len(y) == 1 and (x is None or as_tensor(x, "x").shape == self.observation_shape)
+        return replace(found, low=found.low[0], high=found.high[0]) if one else found
 
     def set_default_x(self, x: Any) -> CorrectedPosterior:
         """Fix the real observation that methods use when ``x=`` is not given."""

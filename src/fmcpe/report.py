@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
-from fmcpe.problem import Problem, groups_of
+from fmcpe.problem import Problem, fingerprints, groups_of
 from fmcpe.stacking import Fitted
 
 
@@ -61,6 +61,7 @@ class Report:
         distinct: Pairs with different θ.
         parameters: One line per parameter.
         notes: What the user was warned of.
+        fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
     """
 
     method: str = "FMCPE"
@@ -77,6 +78,7 @@ class Report:
     distinct: int = 0
     parameters: tuple[ParameterReport, ...] = ()
     notes: tuple[str, ...] = ()
+    fingerprints: tuple[int, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -91,7 +93,8 @@ class Report:
             )
             for line in config["parameters"]
         )
-        return cls(**config | {"parameters": lines, "notes": tuple(config["notes"])})
+        listed = {name: tuple(config[name]) for name in ("notes", "fingerprints")}
+        return cls(**config | {"parameters": lines} | listed)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
@@ -153,7 +156,7 @@ def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         fitted.skipped, fitted.seconds,
         {name: len(fit.members) for name, fit in zip(fitted.names, fitted.fits, strict=True)},
         {"to_truth": fitted.distances.to_truth.mean(1).tolist(), "between": fitted.distances.between.mean(2).tolist()},
-        groups_of(truth)[1], lines, tuple(notes),
+        groups_of(truth)[1], lines, tuple(notes), fingerprints(problem.theta, problem.y),
     )  # fmt: skip
 
 

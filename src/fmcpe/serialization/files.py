@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
+from fmcpe.conformal import Conformal
 from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.report import Report
 from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
 
 FORMAT = 5
-_REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior"}
+_REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior", "conformal"}
 
 
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
@@ -57,10 +58,13 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         "base": base,
         "target_prior": None if target is None else target[0],
         "posterior": to_config(posterior.inner),
+        "conformal": None if posterior.conformal is None else {"num_samples": posterior.conformal.num_samples},
     }
     tensors |= {f"posterior.{k}": v for k, v in posterior.inner.state_dict().items()} | {"pool": shared.pool}
     tensors |= {f"space.{k}": v for k, v in posterior.space.state_dict().items()}
     tensors |= {f"target_prior.{k}": v for k, v in (target[1] if target is not None else {}).items()}
+    if posterior.conformal is not None:
+        tensors["conformal"] = posterior.conformal.scores
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
     contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
@@ -106,6 +110,8 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         inner = from_config(manifest["posterior"], shared)
         inner.load_state_dict(under(tensors, "posterior."))
         loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], Report.from_config(manifest["report"]))
+    if manifest["conformal"] is not None:
+        loaded.conformal = Conformal(tensors["conformal"], manifest["conformal"]["num_samples"])
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 

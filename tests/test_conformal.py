@@ -1,0 +1,85 @@
+"""Split conformal intervals: the promise is kept for biased and over-confident posteriors, in the law that theory gives."""
+
+import pytest
+import torch
+from conftest import PRIOR, observe
+from scipy import stats
+
+import fmcpe
+from fmcpe.conformal import Conformal, median_and_width
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def drawn(number):
+    theta = PRIOR.sample((number,))
+    return theta, observe(theta)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("number", [20, 50])
+def test_coverage_is_at_least_what_is_promised(posteriors, number, joint):
+    """A biased posterior (the uncorrected one): 300 held-out sets, each with new pairs, and the Beta law of the coverage."""
+    posterior, level = posteriors("npe"), 0.9
+    theta, y = drawn(4000)
+    median, width = median_and_width(posterior, y, 200, 0)
+    scores = ((posterior.space.to_z_safely(theta) - median) / width).abs()
+    plain = (scores < stats.norm.ppf(0.95)).float().mean(0)  # a credible interval of a normal posterior
+    assert float(plain.min()) < 0.8
+    inside = scores.amax(1, keepdim=True) if joint else scores
+    coverages = []
+    for _ in range(300):
+        reach, _ = Conformal(scores[torch.randperm(4000)[:number]], 200).threshold(level, joint)
+        coverages.append((inside <= reach[: inside.shape[1]]).float().mean(0))
+    coverages = torch.stack(coverages)
+    rank = -int(-(number + 1) * level // 1)
+    law = stats.beta(rank, number + 1 - rank)
+    for column in coverages.T:
+        assert float(column.mean()) == pytest.approx(law.mean(), abs=4 * law.std() / 300**0.5 + 0.005)
+        assert float(column.mean()) > level - 4 * law.std() / 300**0.5
+        assert float(column.quantile(0.05)) == pytest.approx(law.ppf(0.05), abs=0.03)
+
+
+def test_intervals_hold_new_observations(posteriors, tmp_path):
+    posterior = posteriors("npe")
+    posterior.conformalize(*drawn(100))
+    theta, y = drawn(400)
+    found = posterior.interval(0.8, x=y)
+    assert found.low.shape == found.high.shape == (400, 2) and found.num_pairs == 100
+    inside = ((theta >= found.low) & (theta <= found.high)).float().mean(0)
+    assert bool((inside > 0.8 - 4 * (0.16 / 400 + 0.16 / 100) ** 0.5).all())
+    together = posterior.interval(0.8, x=y, joint=True)
+    assert bool((together.low <= found.low + 1e-6).all()) and bool((together.high >= found.high - 1e-6).all())
+    one = posterior.interval(0.8, x=y[0])
+    assert one.low.shape == (2,) and "probability at least 80%" in str(one) and "exchangeable" in one.guarantee
+    assert bool(posterior.space.contains(torch.cat([found.low, found.high])).all())
+    again = fmcpe.load(posterior.save(tmp_path / "a.fmcpe")).interval(0.8, x=y[0])
+    assert torch.equal(again.low, one.low) and torch.equal(again.high, one.high)
+    posterior.conformal = None
+
+
+def test_pairs_with_the_same_parameters_count_once(posteriors):
+    posterior = posteriors("npe")
+    theta = PRIOR.sample((12,)).repeat(3, 1)
+    assert len(posterior.conformalize(theta, observe(theta)).conformal.scores) == 12
+    posterior.conformal = None
+
+
+def test_too_few_pairs_are_refused_with_the_number_that_is_needed():
+    for number, level, least in ((8, 0.9, 9), (18, 0.95, 19), (0, 0.5, 1)):
+        with pytest.raises(ValueError, match=f"at least {least} held-out pairs .* got {number}"):
+            Conformal(torch.rand(number, 2), 100).threshold(level, False)
+    assert float(Conformal(torch.arange(9.0)[:, None], 100).threshold(0.9, False)[0]) == 8.0
+    with pytest.raises(ValueError, match="level between 0 and 1"):
+        Conformal(torch.rand(30, 2), 100).threshold(1.0, False)
+
+
+def test_pairs_of_the_fit_are_refused(posteriors, pairs):
+    posterior = posteriors("default")
+    with pytest.raises(ValueError, match="not used in the fit, got 30 of 30"):
+        posterior.conformalize(*pairs)
+    with pytest.raises(ValueError, match="conformalize"):
+        posterior.interval(0.9, x=pairs[1][0])
