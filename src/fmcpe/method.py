@@ -19,7 +19,7 @@ from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
-from fmcpe.report import Report, report_of
+from fmcpe.report import HeldOut, Report, report_of
 from fmcpe.stacking import Stack
 
 
@@ -116,7 +116,7 @@ class FMCPE:
                 return CorrectedPosterior(inner, shared, y.shape[1:], report)
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
         report = report_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)
-        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], report)
+        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], report, HeldOut.of(fitted, problem))
 
     def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
         """The user's simulator, checked; None where simulations are given or nothing needs them."""

@@ -29,7 +29,7 @@ from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.problem import fingerprints
-from fmcpe.report import Report
+from fmcpe.report import HeldOut, Report
 from fmcpe.search import cross_entropy_search
 
 
@@ -41,16 +41,25 @@ class CorrectedPosterior(NeuralPosterior):
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
         report: What was fitted, and its scores on held-out pairs.
+        held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
     """
 
     max_numbers = 2_000_000
     """Numbers of x̃ held in memory at once while drawing."""
 
-    def __init__(self, inner: Posterior, shared: Shared, observation_shape: Sequence[int], report: Report) -> None:
+    def __init__(
+        self,
+        inner: Posterior,
+        shared: Shared,
+        observation_shape: Sequence[int],
+        report: Report,
+        held_out: HeldOut | None = None,
+    ) -> None:
         self.inner, self.shared, self.report = inner.eval().requires_grad_(False), shared, report
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
+        self.held_out = held_out
         self.conformal: Conformal | None = None
         super().__init__(
             CorrectedPotential(self, self.prior),

@@ -17,6 +17,32 @@ from fmcpe.stacking import Fitted
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """The pairs' θ, and draws for each pair from members that have not seen it: what calibration is checked on.
+
+    Args:
+        theta: Physical θ of the pairs, (N, p).
+        z: Draws of the stack, recalibrated, with weights and scales computed without the pair's fold, in z, (N, S, p).
+        before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
+    """
+
+    theta: Tensor
+    z: Tensor
+    before: Tensor | None
+
+    @classmethod
+    def of(cls, fitted: Fitted, problem: Problem) -> HeldOut:
+        """Of a fitted stack."""
+        named = dict(zip(fitted.names, fitted.fits, strict=True))
+        before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
+        return cls(problem.theta, fitted.held_out, before)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, as a file stores them."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class ParameterReport:
     """One parameter on held-out pairs, in physical units.
 

@@ -33,8 +33,6 @@ from fmcpe._random import derive, seeded
 from fmcpe.diagnostics import draws
 from fmcpe.metrics.samples import draws_and_truth, finite
 
-_ALPHA = 0.05
-
 
 @dataclass(frozen=True, eq=False)
 class SBCResult:
@@ -155,8 +153,15 @@ def sbc(
     return sbc_of_draws(draw(posterior, theta, y, num_samples, seed), theta, names=names, seed=seed)
 
 
-def sbc_of_draws(samples: Any, theta: Any, *, names: Sequence[str] | None = None, seed: int | None = 0) -> SBCResult:
-    """`sbc` of existing draws (S, N, p)."""
+def sbc_of_draws(
+    samples: Any,
+    theta: Any,
+    *,
+    names: Sequence[str] | None = None,
+    level: float = 0.05,
+    seed: int | None = 0,
+) -> SBCResult:
+    """`sbc` of existing draws (S, N, p); `level` is that of all tests of the verdicts together."""
     samples, theta = draws_and_truth(samples, theta)
     n, p = theta.shape
     if n < 3:
@@ -179,7 +184,7 @@ def sbc_of_draws(samples: Any, theta: Any, *, names: Sequence[str] | None = None
         p_values=p_values,
         bias=zeta.mean(0),
         scale=zeta.std(0),
-        verdicts=tuple(_verdict(zeta[:, k], float(p_values[k]), _ALPHA / (3 * p)) for k in range(p)),
+        verdicts=tuple(_verdict(zeta[:, k], float(p_values[k]), level / (3 * p)) for k in range(p)),
         names=labels,
         statistics=torch.tensor([float(test.statistic) for test in tests]),
     )

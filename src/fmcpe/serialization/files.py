@@ -24,7 +24,7 @@ from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.conformal import Conformal
 from fmcpe.nn.describe import build_prior, describe_prior, under
-from fmcpe.report import Report
+from fmcpe.report import HeldOut, Report
 from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
@@ -63,6 +63,8 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     tensors |= {f"posterior.{k}": v for k, v in posterior.inner.state_dict().items()} | {"pool": shared.pool}
     tensors |= {f"space.{k}": v for k, v in posterior.space.state_dict().items()}
     tensors |= {f"target_prior.{k}": v for k, v in (target[1] if target is not None else {}).items()}
+    if posterior.held_out is not None:
+        tensors |= {f"held_out.{k}": v for k, v in posterior.held_out.tensors().items()}
     if posterior.conformal is not None:
         tensors["conformal"] = posterior.conformal.scores
     if posterior.default_x is not None:
@@ -109,7 +111,10 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         shared = Shared(base, space, target, tensors["pool"], embedding_net)
         inner = from_config(manifest["posterior"], shared)
         inner.load_state_dict(under(tensors, "posterior."))
-        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], Report.from_config(manifest["report"]))
+        kept = under(tensors, "held_out.")
+        held_out = HeldOut(kept["theta"], kept["z"], kept.get("before")) if kept else None
+        report = Report.from_config(manifest["report"])
+        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], report, held_out)
     if manifest["conformal"] is not None:
         loaded.conformal = Conformal(tensors["conformal"], manifest["conformal"]["num_samples"])
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
