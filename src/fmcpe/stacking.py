@@ -177,7 +177,7 @@ class Stack:
     folds: int = 5
     repeats: int = 2
     draws: int = 32
-    preference: float = 1.0
+    preference: float = 1.5
     pseudo_count: float = 0.05
     shrinkage: float = 5.0
     out_of_range: float = 1e-5
