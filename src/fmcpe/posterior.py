@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.potentials.base_potential import BasePotential
+from scipy import stats
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -158,15 +159,19 @@ class CorrectedPosterior(NeuralPosterior):
         return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
-        """Warn once, with the number of observations unlike all pairs; called by public methods."""
+        """Warn once, with the number of observations unlike all pairs; called by public methods.
+
+        P-values are adjusted for their number (Benjamini and Hochberg, 1995): of many usual observations a few are rare.
+        """
         if not isinstance(self.inner, WithinRange):
             return
         with torch.no_grad():
-            unlike = self.inner.p_values(y) < 1e-3
-        if bool(unlike.any()):
+            p = self.inner.p_values(y)
+        unlike = stats.false_discovery_control(p.double().cpu().numpy()) < 1e-3
+        if unlike.any():
             warnings.warn(
                 f"Expected observations like the calibration pairs, got {int(unlike.sum())} of {len(y)} that are not "
-                "(p < 0.001): their answer moves to the prior. See posterior.check(x).",
+                "(adjusted p < 0.001): their answer moves to the prior. See posterior.check(x).",
                 FMCPEWarning,
                 stacklevel=3,
             )

@@ -18,28 +18,38 @@ from fmcpe.stacking import Fitted
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The pairs' θ, and draws for each pair from members that have not seen it: what calibration is checked on.
+    """The pairs, and draws for each of them from members that have not seen it: what diagnostics are computed from.
 
     Args:
         theta: Physical θ of the pairs, (N, p).
         z: Draws of the stack, recalibrated, with weights and scales computed without the pair's fold, in z, (N, S, p).
         before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
+        seen: The base posterior's summaries of y, (N, f); y itself where it has none.
+        simulated: The same of simulations from the prior, (M, f); None without a simulator.
     """
 
     theta: Tensor
     z: Tensor
     before: Tensor | None
+    seen: Tensor
+    simulated: Tensor | None
 
     @classmethod
-    def of(cls, fitted: Fitted, problem: Problem) -> HeldOut:
-        """Of a fitted stack."""
+    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500) -> HeldOut:
+        """Of a fitted stack, with at most so many simulations."""
         named = dict(zip(fitted.names, fitted.fits, strict=True))
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
-        return cls(problem.theta, fitted.held_out, before)
+        simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
+        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated)
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
+        """From those of a file."""
+        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], kept.get("simulated"))
 
 
 @dataclass(frozen=True)
@@ -251,10 +261,11 @@ def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
     if "prior" not in fitted.names:
         return []
     alone = fitted.distances.scores(torch.eye(len(fitted.names))[fitted.names.index("prior")])
-    if stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue < level:
+    p = float(stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue)
+    if p < level:
         return []
     return [
-        f"Held-out pairs are predicted no better than by the prior (energy score {float(fitted.scores.mean()):.3g} against "
-        f"{float(alone.mean()):.3g}): these pairs do not show how data depend on θ. Check that each row of theta belongs to "
-        "its row of y, or measure more pairs."
+        "Held-out pairs are not predicted significantly better than by the prior (energy score "
+        f"{float(fitted.scores.mean()):.3g} against {float(alone.mean()):.3g}, p = {p:.2g}): these pairs do not show how data "
+        "depend on θ. Check that each row of theta belongs to its row of y, or measure more pairs."
     ]

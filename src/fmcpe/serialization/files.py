@@ -112,7 +112,7 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         inner = from_config(manifest["posterior"], shared)
         inner.load_state_dict(under(tensors, "posterior."))
         kept = under(tensors, "held_out.")
-        held_out = HeldOut(kept["theta"], kept["z"], kept.get("before")) if kept else None
+        held_out = HeldOut.from_tensors(kept) if kept else None
         report = Report.from_config(manifest["report"])
         loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], report, held_out)
     if manifest["conformal"] is not None:
