@@ -15,7 +15,7 @@ from fmcpe.candidates.base import Remembered, Shared, Transported
 from fmcpe.candidates.joint_flow import JointFlowed
 from fmcpe.flows.solvers import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.report import Report
+from fmcpe.record import Report
 from fmcpe.search import cross_entropy_search
 from fmcpe.spaces import ParameterSpace, Standardiser
 

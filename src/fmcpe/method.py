@@ -19,7 +19,7 @@ from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
-from fmcpe.report import HeldOut, Report, report_of
+from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
 
 
@@ -110,13 +110,13 @@ class FMCPE:
             shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
             if isinstance(self.recipe, Paper):
                 inner, history = self.recipe.fit(problem, show_progress_bars)
-                report = Report(
+                record = Record(
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y)
                 )
-                return CorrectedPosterior(inner, shared, y.shape[1:], report)
+                return CorrectedPosterior(inner, shared, y.shape[1:], record)
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
-        report = report_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)
-        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], report, HeldOut.of(fitted, problem))
+        record = record_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)
+        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, HeldOut.of(fitted, problem))
 
     def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
         """The user's simulator, checked; None where simulations are given or nothing needs them."""

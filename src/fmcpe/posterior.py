@@ -30,7 +30,7 @@ from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.problem import fingerprints
-from fmcpe.report import HeldOut, Report
+from fmcpe.record import HeldOut, Record
 from fmcpe.search import cross_entropy_search
 
 
@@ -41,7 +41,7 @@ class CorrectedPosterior(NeuralPosterior):
         inner: The posterior in z.
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
-        report: What was fitted, and its scores on held-out pairs.
+        record: What was fitted, and its scores on held-out pairs.
         held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
     """
 
@@ -53,10 +53,10 @@ class CorrectedPosterior(NeuralPosterior):
         inner: Posterior,
         shared: Shared,
         observation_shape: Sequence[int],
-        report: Report,
+        record: Record,
         held_out: HeldOut | None = None,
     ) -> None:
-        self.inner, self.shared, self.report = inner.eval().requires_grad_(False), shared, report
+        self.inner, self.shared, self.record = inner.eval().requires_grad_(False), shared, record
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
@@ -72,12 +72,12 @@ class CorrectedPosterior(NeuralPosterior):
     @property
     def weights(self) -> dict[str, float]:
         """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
-        return self.report.weights
+        return self.record.weights
 
     @property
     def method(self) -> str:
         """The name of the method that made it."""
-        return self.report.method
+        return self.record.method
 
     def sample(
         self,
@@ -285,7 +285,7 @@ class CorrectedPosterior(NeuralPosterior):
             seed: Of the draws, and of which of several pairs with the same θ counts.
         """
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
-        used = set(self.report.fingerprints) & set(fingerprints(theta, y))
+        used = set(self.record.fingerprints) & set(fingerprints(theta, y))
         if used:
             raise ValueError(
                 f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
@@ -345,12 +345,12 @@ class CorrectedPosterior(NeuralPosterior):
 
     def summary(self) -> str:
         """What was fitted, and its scores on held-out pairs, as text."""
-        return self.report.text(self.space.dim, tuple(self.observation_shape))
+        return self.record.text(self.space.dim, tuple(self.observation_shape))
 
     def __repr__(self) -> str:
         return (
             f"CorrectedPosterior(p={self.space.dim}, x_shape={tuple(self.observation_shape)}, "
-            f"pairs={self.report.num_pairs}, method={self.method!r})"
+            f"pairs={self.record.num_pairs}, method={self.method!r})"
         )
 
 

@@ -71,7 +71,7 @@ def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int
             f"Expected a posterior with cross-validated draws, got one of {posterior.method} without. Fit it with "
             'FMCPE(..., recipe="default"), or test it on new pairs: fmcpe.diagnostics.sbc(posterior, theta, y).'
         )
-    space, names = posterior.space, tuple(line.name for line in posterior.report.parameters)
+    space, names = posterior.space, tuple(line.name for line in posterior.record.parameters)
     truth = space.to_z_safely(held_out.theta)
     return calibration_of_draws(held_out.z, truth, held_out.before, names, level, seed)
 

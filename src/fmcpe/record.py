@@ -53,7 +53,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class ParameterReport:
+class ParameterRecord:
     """One parameter on held-out pairs, in physical units.
 
     Args:
@@ -78,7 +78,7 @@ class ParameterReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Record:
     """What was done, and how good it is on held-out pairs.
 
     Args:
@@ -112,7 +112,7 @@ class Report:
     members: dict[str, int] = field(default_factory=dict)
     distances: dict[str, Any] = field(default_factory=dict)
     distinct: int = 0
-    parameters: tuple[ParameterReport, ...] = ()
+    parameters: tuple[ParameterRecord, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprints: tuple[int, ...] = ()
 
@@ -121,10 +121,10 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Report:
-        """The report of a file."""
+    def from_config(cls, config: dict[str, Any]) -> Record:
+        """The record of a file."""
         lines = tuple(
-            ParameterReport(
+            ParameterRecord(
                 **line | {"coverage": tuple(line["coverage"]), "coverage_before": tuple(line["coverage_before"])}
             )
             for line in config["parameters"]
@@ -161,8 +161,8 @@ class Report:
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
 
-def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Report:
-    """The report of a stack; warns where the pairs refute what it says."""
+def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
+    """The record of a stack; warns where the pairs refute what it says."""
     space, truth = problem.space, problem.theta
     before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
@@ -170,7 +170,7 @@ def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     after_error, before_error = (_error(each, truth) for each in (draws, old))
     after, earlier = (_coverage(each, truth) for each in (draws, old))
     lines = tuple(
-        ParameterReport(
+        ParameterRecord(
             name, float(after_error[i]), float(before_error[i]), (float(after[0, i]), float(after[1, i])),
             (float(earlier[0, i]), float(earlier[1, i])), float(fitted.scale[i]), float(truth[:, i].min()),
             float(truth[:, i].max()),
@@ -186,7 +186,7 @@ def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     ]
     for note in notes:
         warnings.warn(note, FMCPEWarning, stacklevel=stacklevel + 1)
-    return Report(
+    return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
         float(fitted.scores.mean()),
         fitted.skipped, fitted.seconds,
@@ -209,7 +209,7 @@ def _coverage(draws: Tensor, truth: Tensor, levels: tuple[float, ...] = (0.8, 0.
     return torch.stack(out)
 
 
-def _refuted(lines: tuple[ParameterReport, ...], pairs: int, level: float = 0.01) -> list[str]:
+def _refuted(lines: tuple[ParameterRecord, ...], pairs: int, level: float = 0.01) -> list[str]:
     """Parameters whose coverage the pairs refute: one-sided exact binomial test, over all parameters."""
     notes = []
     for line in lines:
