@@ -29,7 +29,7 @@ def fitted(theta, y):
     return SimpleNamespace(
         held_out=HeldOut(theta, z, None, y, None),
         space=space,
-        report=SimpleNamespace(parameters=parameters),
+        record=SimpleNamespace(parameters=parameters),
         method="x",
     )
 

@@ -26,6 +26,7 @@ class HeldOut:
         before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
         seen: The base posterior's summaries of y, (N, f); y itself where it has none.
         simulated: The same of simulations from the prior, (M, f); None without a simulator.
+        at_pairs: The same of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
     """
 
     theta: Tensor
@@ -33,14 +34,16 @@ class HeldOut:
     before: Tensor | None
     seen: Tensor
     simulated: Tensor | None
+    at_pairs: Tensor | None = None
 
     @classmethod
-    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500) -> HeldOut:
-        """Of a fitted stack, with at most so many simulations."""
+    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
+        """Of a fitted stack, with at most so many simulations of the prior, and so many numbers of those at the pairs' θ."""
         named = dict(zip(fitted.names, fitted.fits, strict=True))
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
-        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated)
+        at_pairs = None if problem.x is None else problem.x[:, : max(1, numbers // problem.seen.numel())].flatten(2)
+        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs)
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
@@ -49,7 +52,8 @@ class HeldOut:
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
         """From those of a file."""
-        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], kept.get("simulated"))
+        optional = (kept.get(name) for name in ("simulated", "at_pairs"))
+        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], *optional)
 
 
 @dataclass(frozen=True)
