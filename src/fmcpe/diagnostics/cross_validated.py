@@ -64,7 +64,11 @@ class CalibrationResult:
 
 def _against(ratio: tuple[float, float, float]) -> str:
     middle, low, high = ratio
-    return "" if math.isnan(middle) else f", {middle:.2f} ({low:.2f} to {high:.2f}) times that of the uncorrected posterior"
+    return (
+        ""
+        if math.isnan(middle)
+        else f", {middle:.2f} ({low:.2f} to {high:.2f}) times that of the uncorrected posterior"
+    )
 
 
 def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int = 0) -> CalibrationResult:

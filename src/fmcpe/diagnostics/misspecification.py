@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fmcpe.diagnostics.cross_validated import bootstrap_ratio, held_out_of
 from fmcpe.diagnostics.calibration import sbc_of_draws
+from fmcpe.diagnostics.cross_validated import bootstrap_ratio, held_out_of
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
 from fmcpe.metrics import energy_score
 
@@ -125,9 +125,14 @@ class MisspecificationResult:
             )
         if self.parameters:
             width = max(9, *(len(line.name) for line in self.parameters))
-            lines += ["", "Uncorrected posterior on the pairs:", f"{'parameter':<{width}}  shift/sd  too narrow by  verdict"]
             lines += [
-                f"{line.name:<{width}}  {line.shift:+8.2f}  {line.width:13.2f}  {line.verdict}" for line in self.parameters
+                "",
+                "Uncorrected posterior on the pairs:",
+                f"{'parameter':<{width}}  shift/sd  too narrow by  verdict",
+            ]
+            lines += [
+                f"{line.name:<{width}}  {line.shift:+8.2f}  {line.width:13.2f}  {line.verdict}"
+                for line in self.parameters
             ]
         lines += ["", "What the answer is made of:"]
         lines += [
