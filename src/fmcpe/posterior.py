@@ -347,6 +347,24 @@ class CorrectedPosterior(NeuralPosterior):
         """What was fitted, and its scores on held-out pairs, as text."""
         return self.record.text(self.space.dim, tuple(self.observation_shape))
 
+    def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
+        """Write the trust report: one HTML file that says how far to trust this posterior, and why; JSON beside it.
+
+        Args:
+            path: The HTML file; the numbers go to the same name with ``.json``.
+            x: Real observations to be answered in it, (B, ...).
+            learning_curve: Of `fmcpe.diagnostics.learning_curve`, if it was computed.
+            seed: Of bootstrap, permutations and draws.
+        """
+        from fmcpe.diagnostics.report import write_report
+
+        return write_report(self, path, x, learning_curve, seed=seed)
+
+    def _repr_html_(self) -> str:
+        from fmcpe.diagnostics.report import short_html
+
+        return short_html(self)
+
     def __repr__(self) -> str:
         return (
             f"CorrectedPosterior(p={self.space.dim}, x_shape={tuple(self.observation_shape)}, "
