@@ -1,4 +1,4 @@
-"""The trust report: every section, every number in the JSON, no script, no request; opened in a real browser where there is one."""
+"""The trust report: every section, every number in JSON, no script and no request; opened in a real browser if there is one."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_every_section_is_there_and_nothing_is_fetched(written):
 
 def test_numbers_beside_the_page(written):
     posterior, path = written
-    found = json.loads(path.with_suffix(".json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    found = json.loads(path.with_suffix(".json").read_text(), parse_constant=pytest.fail)
     assert found["candidates"]["weights"] == posterior.weights
     assert found["verdict"]["light"] in ("green", "amber", "red") and len(found["verdict"]["lines"]) == 3
     assert [p["name"] for p in found["parameters"]] == found["names"]
