@@ -1,11 +1,14 @@
 """Can the answer be believed? Diagnostics on held-out real pairs.
 
 `calibration`, `misspecification`, `suspects` and `span` need a fitted posterior alone, also one from a file; `sbc` and `coverage`
-take new pairs. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the diagnostics do not load matplotlib.
+take new pairs; conformal intervals are methods of the posterior. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the
+diagnostics do not load matplotlib.
 """
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc, sbc_of_draws
+from fmcpe.diagnostics.conformal import Intervals
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
+from fmcpe.diagnostics.cv_plus import CVPlus
 from fmcpe.diagnostics.design import joint_span, span
 from fmcpe.diagnostics.draws import central_coverage, ranks
 from fmcpe.diagnostics.misspecification import MisspecificationResult, ParameterShift, misspecification
@@ -15,10 +18,12 @@ from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditio
 from fmcpe.span import Gap, JointSpan, Span
 
 __all__ = [
+    "CVPlus",
     "CalibrationResult",
     "ConditionalTest",
     "CoverageResult",
     "Gap",
+    "Intervals",
     "JointSpan",
     "MarginalTest",
     "MisspecificationResult",
