@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from conftest import observe
+from conftest import observe, simulate
 
 import fmcpe
+from fmcpe import FMCPE, Stack, candidates, diagnostics
 from fmcpe.diagnostics.report.sections import SECTIONS
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -63,6 +64,15 @@ def test_numbers_beside_the_page(written):
     low, middle, high = torch.tensor(found["observations"]["quantiles_5_50_95"])
     assert bool((low < middle).all()) and bool((middle < high).all())
     assert len(found["coverage"]["levels"]) == len(found["coverage"][found["names"][0]])
+
+
+def test_a_learning_curve_is_drawn(posteriors, base, pairs, tmp_path):
+    stack = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()], folds=3, repeats=1)
+    curve = diagnostics.learning_curve(FMCPE(base, simulate), *pairs, repeats=2, fractions=(0.5, 1), recipe=stack)
+    path = posteriors("default").report(tmp_path / "report.html", learning_curve=curve)
+    found = json.loads(path.with_suffix(".json").read_text())["learning_curve"]
+    assert found["sizes"] == [15, 30] and found["doubled"]["num_pairs"] == 60
+    assert "is expected to lower the score" in path.read_text()
 
 
 def test_a_method_without_held_out_draws_says_so(posteriors, tmp_path):

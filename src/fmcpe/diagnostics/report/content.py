@@ -99,7 +99,11 @@ class Content:
         if self.misspecification is not None:
             out["misspecification"] = asdict(self.misspecification)
         if self.learning_curve is not None:
-            out["learning_curve"] = self.learning_curve.to_config()
+            curve = self.learning_curve
+            out["learning_curve"] = {
+                "sizes": curve.sizes, "scores": curve.mean, "errors": curve.errors, "fits": curve.fits,
+                "candidates": curve.candidates, "doubled": asdict(curve.forecast(2 * curve.sizes[-1])),
+            }  # fmt: skip
         if self.check is not None and self.quantiles is not None:
             out["observations"] = {k: v.tolist() for k, v in vars(self.check).items()}
             out["observations"]["quantiles_5_50_95"] = self.quantiles.tolist()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,29 +177,6 @@ def spans(found: Sequence[Span], prior: np.ndarray) -> Figure:
         axes.plot(below, np.full(len(below), at), "|", color=AFTER, ms=9)
     axes.set_yticks(range(len(found)), [each.name for each in found][::-1])
     axes.set(xlabel="prior probability below the value", xlim=(-0.01, 1.01), ylim=(-0.6, len(found) - 0.4))
-    return figure
-
-
-@styled
-def learning_curve(
-    pairs: np.ndarray,
-    score: np.ndarray,
-    error: np.ndarray,
-    at: np.ndarray,
-    low: np.ndarray,
-    middle: np.ndarray,
-    high: np.ndarray,
-) -> Figure:
-    """Score against the number of pairs, measured with error bars, and the forecast with its 80 % band."""
-    figure = new()
-    (axes,) = axes_of(figure)
-    axes.fill_between(at, low, high, color=BAND, lw=0)
-    axes.plot(at, middle, color=INK, lw=1, ls="--")
-    axes.errorbar(pairs, score, yerr=error, fmt="o", color=AFTER, ms=4)
-    handles = [Line2D([], [], marker="o", color=AFTER, lw=0, label="measured"),
-               Line2D([], [], color=INK, ls="--", label="forecast, 80 % band")]  # fmt: skip
-    axes.legend(handles=handles, loc="upper right")
-    axes.set(xlabel="calibration pairs", ylabel="energy score", xscale="log")
     return figure
 
 

@@ -140,10 +140,10 @@ def _learning(content: Content) -> str:
             "<p>Not computed. <code>fmcpe.diagnostics.learning_curve(method, theta, y)</code> refits on nested subsets and "
             "forecasts what more pairs would give; pass its result as <code>learning_curve=</code>.</p>"
         )
-    drawn = figures.learning_curve(*curve.lines())
-    return f"<p>{escape(curve.summary())}</p>" + pictures(
-        [picture(drawn, "learning", "Score against calibration pairs.")]
+    drawn = picture(
+        curve.plot(), "learning", "Energy score of unseen pairs against calibration pairs, and its forecast."
     )
+    return f"<p>{escape(str(curve.forecast(2 * curve.sizes[-1])))}</p>" + pictures([drawn])
 
 
 def _range(content: Content) -> str:
