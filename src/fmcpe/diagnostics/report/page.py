@@ -46,7 +46,7 @@ pre { background: var(--soft); padding: .6rem .8rem; overflow-x: auto; font-size
 nav { font-size: .875rem } nav a { margin-right: .9rem; white-space: nowrap; display: inline-block }
 @media print { :root { color-scheme: light; --ink: #000; --paper: #fff; --soft: #f2f2f2; --band: #ddd; --line: #bbb;
   --quiet: #444; --link: #000 } nav { display: none } figure, table, .verdict { break-inside: avoid }
-  h2 { break-after: avoid } }
+  h2, h2 + * { break-after: avoid } .scroll { overflow: visible } th, td { white-space: normal } }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 

@@ -225,12 +225,13 @@ def _suspects(content: Content) -> str:
 
 
 def _assumptions(content: Content) -> str:
+    pairs = content.posterior.record.num_pairs
     lines = [
         "New observations are measured like the calibration pairs, with θ from the target prior; nothing here speaks of other "
         "conditions.",
         "θ of the pairs is known exactly. An error of the reference instrument counts as an error of the posterior.",
         "Scores on held-out pairs come from members fitted on four fifths of the pairs; the deployed mixture has them all.",
-        "With N pairs, only errors larger than those named under Calibration can be seen.",
+        f"{pairs} pairs show errors of a certain size alone; the section on calibration names it.",
     ]
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
