@@ -150,7 +150,7 @@ class WithinRange(Posterior):
         self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
-        self._parts, self._last = (shared.base.summarised(), shared.space), Remembered()
+        self.base, self._last = shared.base.summarised(), Remembered()
 
     @classmethod
     def of(cls, inner: Posterior, problem: Problem, half: float, simulations: int = 300) -> WithinRange:
@@ -175,11 +175,11 @@ class WithinRange(Posterior):
 
     def p_values(self, y: Tensor) -> Tensor:
         """Student-t predictive p-value of the distance to the pairs, (B,)."""
-        return self.usual.p_values(self._parts[0].summarise(y).flatten(1))
+        return self.usual.p_values(self.base.summarise(y).flatten(1))
 
     def check(self, y: Tensor) -> RangeCheck:
         """Whether observations (B, ...) are like the pairs, and like simulations."""
-        seen = self._parts[0].summarise(y).flatten(1)
+        seen = self.base.summarise(y).flatten(1)
         simulated = torch.full((len(y),), torch.nan) if self.simulated is None else self.simulated.p_values(seen)
         return RangeCheck(
             self.usual.p_values(seen), self.usual.conformal(seen), simulated, self.share_of_prior(y).clone()
@@ -187,10 +187,9 @@ class WithinRange(Posterior):
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
         """λ_θ(y), (B,): always from the same draws of the base posterior."""
-        base, space = self._parts
         mean, scale, low, high = self.measured
         with seeded(0), torch.no_grad():
-            z = space.to_z_safely(base.sample(base.summarise(y), draws).flatten(0, 1))
+            z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))
         t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
         return self._share(2 * _tail(t, len(self.usual.distances) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
 

@@ -58,6 +58,9 @@ class Posterior(nn.Module, ABC):
     `to_config` and `from_config` describe its architecture; the numbers are its `state_dict`.
     """
 
+    space: ParameterSpace
+    """Physical θ <-> z. Members share it and a file holds it once, so it is set past `nn.Module`, as no submodule."""
+
     components: int = 1
     """Draws of x̃ in its density, where that is a Monte-Carlo mixture."""
 
@@ -139,19 +142,8 @@ class Transported(Posterior):
 
     def __init__(self, base: BasePosterior, space: ParameterSpace) -> None:
         super().__init__()
-        self._parts = (base, space)  # not submodules: members share them, and files hold them once
-        self._last = Remembered()
-        self.components = base.components
-
-    @property
-    def base(self) -> BasePosterior:
-        """The base posterior."""
-        return self._parts[0]
-
-    @property
-    def space(self) -> ParameterSpace:
-        """Physical θ <-> z."""
-        return self._parts[1]
+        object.__setattr__(self, "space", space)
+        self.base, self.components, self._last = base, base.components, Remembered()
 
     def source(self, y: Tensor, n: int) -> Tensor:
         """x̃ for raw observations, as the base posterior takes it: (B, ...) -> (B, n, *summary)."""

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from fmcpe._checks import check_option, is_whole
 from fmcpe._random import seeded
@@ -41,16 +40,19 @@ class Features(nn.Module):
         physical: Whether they are polynomials of physical θ, or of z.
     """
 
+    space: ParameterSpace
+
     def __init__(self, space: ParameterSpace, pool: Tensor, degree: int, physical: bool) -> None:
         super().__init__()
-        self._space, self.degree, self.physical = (space,), degree, physical
+        object.__setattr__(self, "space", space)  # no submodule, as in `Posterior`
+        self.degree, self.physical = degree, physical
         self.powers = Powers(pool.shape[1], degree)
         self.inner = Standardiser(space.to_theta(pool) if physical else pool)
         self.outer = Standardiser(self._polynomials(pool))
         self.order, self.kind = torch.tensor([len(term) for term in self.powers.terms]), (degree, physical)
 
     def _polynomials(self, z: Tensor) -> Tensor:
-        u = self.inner(self._space[0].to_theta(z) if self.physical else z)
+        u = self.inner(self.space.to_theta(z) if self.physical else z)
         return self.powers(clipped(u))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ class SyntheticPosterior(Posterior):
         regression: The likelihood.
         directions: y -> s.
         features: z -> φ.
-        problem: Prior, space, and draws of the prior.
+        shared: Prior, space, and draws of the prior.
         modes: Laplace approximations in the proposal.
         proposals: Importance samples per observation, at least.
 
@@ -84,26 +86,12 @@ class SyntheticPosterior(Posterior):
         proposals: int,
     ) -> None:
         super().__init__()
+        object.__setattr__(self, "space", shared.space)
         self.regression, self.directions, self.features = regression, directions, features
-        self._prior_space_pool = (shared.target_prior, shared.space, shared.pool)  # shared, and in a file once
+        self.prior, self.pool = shared.target_prior, shared.pool
         self.modes, self.proposals = modes, proposals
         self._last = Remembered()
         self.effective, self.unreliable = 1.0, 0.0
-
-    @property
-    def prior(self) -> Distribution:
-        """The target prior."""
-        return self._prior_space_pool[0]
-
-    @property
-    def space(self) -> ParameterSpace:
-        """Physical θ <-> z."""
-        return self._prior_space_pool[1]
-
-    @property
-    def pool(self) -> Tensor:
-        """Draws of the prior, in z."""
-        return self._prior_space_pool[2]
 
     def to_config(self) -> dict[str, Any]:
         features = {"degree": self.features.degree, "physical": self.features.physical}
