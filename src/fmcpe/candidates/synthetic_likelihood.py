@@ -108,10 +108,6 @@ class SyntheticPosterior(Posterior):
         regression, directions = Regression(len(features.order), size), Directions(numbers, size)
         return cls(regression, directions, features, shared, config["modes"], config["proposals"])
 
-    def see(self, y: Tensor) -> Tensor:
-        """Whitened leading directions of raw observations, (B, d)."""
-        return self.regression.whiten(self.directions(y))
-
     def sample(self, y: Tensor, n: int) -> Tensor:
         return self.sample_together([self], y, [n])[0]
 
@@ -134,7 +130,8 @@ class SyntheticPosterior(Posterior):
         return [out[i] for i in range(len(members))]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        return _Target([self], y).joint(z) - self._last(y, lambda: _Target([self], y).log_evidence())[:, None]
+        target = _Target([self], y)
+        return target.log_likelihood(z) + target.log_prior(z) - self._last(y, target.log_evidence)[:, None]
 
 
 class _Target:
@@ -146,44 +143,30 @@ class _Target:
     """
 
     def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
-        first = members[0]
-        self.members, self.features, self.prior, self.space, self.pool = (
-            members, first.features, first.prior, first.space, first.pool,
-        )  # fmt: skip
-        self.number, self.seen = len(members), torch.cat([member.see(y) for member in members])
-        self.mean, self.weight, self.root = (
-            torch.stack([getattr(member.regression, name) for member in members])
-            for name in ("feature_mean", "weight", "gram_root")
-        )
-        self.spare = torch.stack([1 + 1 / member.regression.count for member in members])[:, None]
-        freedom = torch.stack([member.regression.freedom for member in members])
-        self.freedom = freedom.repeat_interleave(len(y))[:, None]
+        self.members, self.number, self.first = members, len(members), members[0]
+        self.seen = torch.cat([member.regression.whiten(member.directions(y)) for member in members])
+        self.regression = Regression.stacked([member.regression for member in members])
 
     def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Whitened means, (E·B, n, d), and factors of the residual variance, (E·B, n), at z (E·B, n, p)."""
-        mean, factor = self._predict(self.features(z.reshape(-1, z.shape[2])).unflatten(0, (self.number, -1)))
+        features = self.first.features(z.flatten(0, 1)).unflatten(0, (self.number, -1))
+        mean, factor = self.regression.predict(features)
         return mean.reshape(*z.shape[:2], -1), factor.reshape(z.shape[:2])
 
-    def _predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        centred = features - self.mean[:, None]
-        return centred @ self.weight, self.spare + (centred @ self.root).square().sum(-1)
-
-    def log_likelihood(self, distance: Tensor, factor: Tensor) -> Tensor:
-        """Student's t at squared distances, (E·B, n)."""
-        d = self.seen.shape[1]
-        tail = torch.log1p(distance / (self.freedom * factor))
-        return -0.5 * d * factor.log() - 0.5 * (self.freedom + d) * tail
-
-    def joint(self, z: Tensor) -> Tensor:
-        """Log prior and log likelihood, up to a constant: (E·B, n)."""
+    def log_likelihood(self, z: Tensor) -> Tensor:
+        """Up to a constant, (E·B, n, p) -> (E·B, n)."""
         mean, factor = self.predict(z)
-        likelihood = self.log_likelihood((self.seen[:, None] - mean).square().sum(-1), factor)
-        return likelihood + log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
+        distance = (self.seen[:, None] - mean).square().sum(-1)
+        each = self.regression.log_likelihood(distance.view(self.number, -1), factor.view(self.number, -1))
+        return each.view_as(distance)
+
+    def log_prior(self, z: Tensor) -> Tensor:
+        """(E·B, n, p) -> (E·B, n)."""
+        return log_prior(self.first.prior, self.first.space, z).nan_to_num(-torch.inf)
 
     def sample(self, n: int) -> Tensor:
         """Importance-resampled draws, (E, B, n, p)."""
-        first = self.members[0]
-        z, log_weights = self.weighted(max(first.proposals, 4 * n))
+        z, log_weights = self.weighted(max(self.first.proposals, 4 * n))
         shares = effective_share(log_weights).reshape(self.number, -1).mean(1)
         unreliable = (pareto_k(log_weights) > 0.7).float().reshape(self.number, -1).mean(1)
         for member, share, bad in zip(self.members, shares.tolist(), unreliable.tolist(), strict=True):
@@ -194,7 +177,7 @@ class _Target:
     def log_evidence(self) -> Tensor:
         """Log of the normaliser, (E·B,): the mean importance weight, always of the same draws."""
         with seeded(0), torch.no_grad():
-            log_weights = self.weighted(8 * self.members[0].proposals)[1]
+            log_weights = self.weighted(8 * self.first.proposals)[1]
             return log_weights.logsumexp(1) - math.log(log_weights.shape[1])
 
     def weighted(self, number: int) -> tuple[Tensor, Tensor]:
@@ -202,24 +185,24 @@ class _Target:
         proposal = TMixture(*self._laplace(self._starts()))
         few = number // 8
         drawn = proposal.sample(number - few)
-        others = self.pool[torch.randint(len(self.pool), (len(self.seen), few), device=drawn.device)]
-        z = torch.cat([drawn, others], dim=1)
-        prior = log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
-        share = few / number
+        pool, share = self.first.pool, few / number
+        z = torch.cat([drawn, pool[torch.randint(len(pool), (len(self.seen), few), device=drawn.device)]], dim=1)
+        prior = self.log_prior(z)
         log_q = torch.logaddexp(proposal.log_prob(z) + math.log(1 - share), prior + math.log(share))
-        return z, (self.joint(z) - log_q).nan_to_num(-torch.inf)
+        return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
 
     def _starts(self) -> Tensor:
         """Draws of the prior, picked by the tempered likelihood so that at least some tens of them count: (E·B, C, p)."""
-        mean, factor = self._predict(self.features(self.pool).expand(self.number, -1, -1))
+        pool = self.first.pool
+        mean, factor = self.regression.predict(self.first.features(pool).expand(self.number, -1, -1))
         seen = self.seen.unflatten(0, (self.number, -1))
         squares = mean.square().sum(-1)[:, None] + seen.square().sum(-1)[..., None]
         distance = torch.baddbmm(squares, seen, mean.mT, alpha=-2).clamp_min(0.0)
-        each = factor[:, None].expand_as(distance).flatten(0, 1)
-        likelihood = self.log_likelihood(distance.flatten(0, 1), each)
+        each = factor[:, None].expand_as(distance).flatten(1)
+        likelihood = self.regression.log_likelihood(distance.flatten(1), each).view(len(self.seen), -1)
         kth = likelihood.kthvalue(likelihood.shape[1] - min(31, likelihood.shape[1] - 1), dim=1, keepdim=True).values
         tempering = (3.0 / (likelihood.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
-        return self.pool[systematic((tempering * likelihood).softmax(1), self.members[0].modes)]
+        return pool[systematic((tempering * likelihood).softmax(1), self.first.modes)]
 
     def _laplace(self, z: Tensor, steps: int = 6, difference: float = 1e-2) -> tuple[Tensor, Tensor]:
         """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.
@@ -228,20 +211,19 @@ class _Target:
         misses.
         """
         modes, dim = z.shape[1:]
-        eye, d, freedom = torch.eye(dim, device=z.device), self.seen.shape[1], self.freedom
-        target = self.seen[:, None]
+        eye, d = torch.eye(dim, device=z.device), self.seen.shape[1]
+        freedom = self.regression.freedom.repeat_interleave(len(z) // self.number)[:, None]
 
         def values(points: Tensor) -> Tensor:
             """At (E·B, S, p): (E·B, S)."""
-            mean, factor = self.predict(points)
-            return self.log_likelihood((target - mean).square().sum(-1), factor) - 0.5 * points.square().sum(-1)
+            return self.log_likelihood(points) - 0.5 * points.square().sum(-1)
 
         def curvature(points: Tensor) -> tuple[Tensor, Tensor]:
             around = torch.cat([points[:, :, None], points[:, :, None] + difference * eye], dim=2)  # (E·B, C, 1 + p, p)
             mean, factor = self.predict(around.flatten(1, 2))
             mean, factor = mean.unflatten(1, (modes, 1 + dim)), factor.unflatten(1, (modes, 1 + dim))[..., 0]
             jacobian = (mean[:, :, 1:] - mean[:, :, :1]) / difference
-            residual = target - mean[:, :, 0]
+            residual = self.seen[:, None] - mean[:, :, 0]
             weight = ((freedom + d) / (freedom * factor + residual.square().sum(-1)))[..., None]
             hessian = weight[..., None] * (jacobian @ jacobian.mT) + eye
             return hessian, weight * (jacobian @ residual[..., None])[..., 0] - points

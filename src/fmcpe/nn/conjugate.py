@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import stack_module_state
 
 
 class Regression(nn.Module):
-    """A fitted regression, whitened: residuals have unit scale.
+    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions with buffers (E, ...).
 
     Args:
         features: F.
@@ -39,19 +40,27 @@ class Regression(nn.Module):
         }.items():  # fmt: skip
             self.register_buffer(name, torch.zeros(shape))
 
+    @classmethod
+    def stacked(cls, regressions: Sequence[Regression]) -> Regression:
+        """Several regressions as one batch."""
+        out = cls(0, 0)
+        for name, buffer in stack_module_state(list(regressions))[1].items():
+            setattr(out, name, buffer)
+        return out
+
     def whiten(self, targets: Tensor) -> Tensor:
         """Data in units of the residual scale, (..., d)."""
         return (targets - self.target_mean) @ self.whitening
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Whitened mean, (..., d), and factor of the residual variance, (...)."""
-        centred = features - self.feature_mean
+        """Whitened mean, (..., n, d), and factor of the residual variance, (..., n), at features (..., n, F)."""
+        centred = features - self.feature_mean[..., None, :]
         leverage = (centred @ self.gram_root).square().sum(-1)
-        return centred @ self.weight, 1 + 1 / self.count + leverage
+        return centred @ self.weight, 1 + 1 / self.count[..., None] + leverage
 
     def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
-        """Log density of Student's t, up to a constant, at a squared distance of whitened data to the mean."""
-        d, freedom = self.target_mean.numel(), self.freedom
+        """Log density of Student's t, up to a constant, at a squared distance of whitened data to the mean, (..., n)."""
+        d, freedom = self.target_mean.shape[-1], self.freedom[..., None]
         return -0.5 * d * factor.log() - 0.5 * (freedom + d) * torch.log1p(squared_distance / (freedom * factor))
 
 
@@ -101,23 +110,15 @@ def fit_conjugate(
         noise = float((share @ noises.expand_as(value).flatten().log()).exp())
         return float(best), c, noise
 
-    found = {(k, k): evidence_of(precisions[k], precisions[k]) for k in range(0, len(precisions), 2)}
-    best = max(found, key=lambda key: found[key][0])
-    while True:  # uphill on the grid of both precisions
-        near = [
-            (best[0] + i, best[1] + j)
-            for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (0, 3))
-            if 0 <= best[0] + i < len(precisions) and 0 <= best[1] + j < len(precisions)
-        ]
-        if not bool(bent.any()):
-            near = [key for key in near if key[0] == key[1]] + [(k, k) for k, _ in near]
-        for key in near:
-            if key not in found:
-                found[key] = evidence_of(precisions[key[0]], precisions[key[1]])
-        top = max(found, key=lambda key: found[key][0])
-        if top == best:
-            break
-        best = top
+    # uphill on the grid of both precisions, or along its diagonal if there is one precision only
+    moves = [(1, 1), (-1, -1)] + ([(1, 0), (-1, 0), (0, 1), (0, -1), (0, 3)] if bool(bent.any()) else [])
+    grid, found, best = range(len(precisions)), dict[tuple[int, int], tuple[float, float, float]](), (0, 0)
+    near = [(k, k) for k in grid[::2]]
+    while near:
+        found |= {(i, j): evidence_of(precisions[i], precisions[j]) for i, j in near}
+        best = max(found, key=lambda key: found[key][0])
+        around = {(best[0] + i, best[1] + j) for i, j in moves}
+        near = [(i, j) for i, j in around - found.keys() if i in grid and j in grid]
     value, c, noise = found[best]
     precision = torch.where(bent, precisions[best[1]], precisions[best[0]]).to(f)
     inverse = torch.linalg.inv(gram + precision.diag())
