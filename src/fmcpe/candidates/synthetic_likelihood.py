@@ -24,7 +24,7 @@ from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clip
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
-from fmcpe.nn.importance import TMixture, effective_share, pareto_k, systematic
+from fmcpe.nn.importance import TMixture, pareto_k, systematic
 from fmcpe.nn.polynomials import Powers, count
 from fmcpe.problem import Problem
 from fmcpe.spaces import ParameterSpace, Standardiser
@@ -72,8 +72,7 @@ class SyntheticPosterior(Posterior):
         proposals: Importance samples per observation, at least.
 
     Attributes:
-        effective: Effective sample size of the last draws, over the number of importance samples, mean over observations.
-        unreliable: Share of their observations with a Pareto k̂ above 0.7.
+        unreliable: Share of the observations of the last draws with a Pareto k̂ above 0.7.
     """
 
     def __init__(
@@ -90,8 +89,7 @@ class SyntheticPosterior(Posterior):
         self.regression, self.directions, self.features = regression, directions, features
         self.prior, self.pool = shared.target_prior, shared.pool
         self.modes, self.proposals = modes, proposals
-        self._last = Remembered()
-        self.effective, self.unreliable = 1.0, 0.0
+        self._last, self.unreliable = Remembered(), 0.0
 
     def to_config(self) -> dict[str, Any]:
         features = {"degree": self.features.degree, "physical": self.features.physical}
@@ -167,10 +165,9 @@ class _Target:
     def sample(self, n: int) -> Tensor:
         """Importance-resampled draws, (E, B, n, p)."""
         z, log_weights = self.weighted(max(self.first.proposals, 4 * n))
-        shares = effective_share(log_weights).reshape(self.number, -1).mean(1)
         unreliable = (pareto_k(log_weights) > 0.7).float().reshape(self.number, -1).mean(1)
-        for member, share, bad in zip(self.members, shares.tolist(), unreliable.tolist(), strict=True):
-            member.effective, member.unreliable = share, bad
+        for member, share in zip(self.members, unreliable.tolist(), strict=True):
+            member.unreliable = share
         index = systematic(log_weights.softmax(1), n)
         return z.gather(1, index[..., None].expand(-1, -1, z.shape[2])).unflatten(0, (self.number, -1))
 
