@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from fmcpe.nn.importance import TMixture, pareto_k, systematic
 from fmcpe.nn.polynomials import Powers, count
 from fmcpe.problem import Problem
 from fmcpe.spaces import ParameterSpace, Standardiser
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Features(nn.Module):
@@ -49,7 +52,7 @@ class Features(nn.Module):
         self.powers = Powers(pool.shape[1], degree)
         self.inner = Standardiser(space.to_theta(pool) if physical else pool)
         self.outer = Standardiser(self._polynomials(pool))
-        self.order, self.kind = torch.tensor([len(term) for term in self.powers.terms]), (degree, physical)
+        self.order = torch.tensor([len(term) for term in self.powers.terms])
 
     def _polynomials(self, z: Tensor) -> Tensor:
         u = self.inner(self.space.to_theta(z) if self.physical else z)
@@ -109,23 +112,18 @@ class SyntheticPosterior(Posterior):
     def sample(self, y: Tensor, n: int) -> Tensor:
         return self.sample_together([self], y, [n])[0]
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return type(self), self.features.degree, self.features.physical, self.directions.matrix.shape[1]
+
     @classmethod
     @torch.no_grad()
-    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Members with features of one kind are evaluated as one batch of regressions."""
-        out: dict[int, Tensor] = {}
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, member in enumerate(members):
-            assert isinstance(member, SyntheticPosterior)
-            kinds.setdefault((*member.features.kind, member.directions.matrix.shape[1]), []).append(i)
-        for group in kinds.values():
-            some = [cast(SyntheticPosterior, members[i]) for i in group]
-            most = max(counts[i] for i in group)
-            rows = max(1, 400_000 // (max(some[0].proposals, 4 * most) * len(group)))
-            parts = [_Target(some, part).sample(most) for part in y.split(rows)]
-            for place, i in enumerate(group):
-                out[i] = torch.cat([part[place] for part in parts])[:, : counts[i]]
-        return [out[i] for i in range(len(members))]
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """All members are evaluated as one batch of regressions."""
+        most = max(counts)
+        rows = max(1, 400_000 // (max(members[0].proposals, 4 * most) * len(members)))  # bounds memory
+        draws = torch.cat([_Target(members, part).sample(most) for part in y.split(rows)], dim=1)
+        return [each[:, :n] for each, n in zip(draws, counts, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
         target = _Target([self], y)
