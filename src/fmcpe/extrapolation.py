@@ -17,46 +17,36 @@ from typing import Any
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Remembered, Shared
 from fmcpe.candidates.prior import PriorPosterior
+from fmcpe.nn.fitted import Fitted
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 
 
-class Range(nn.Module):
-    """Which observations are usual, by the distance of their summaries.
-
-    Args:
-        numbers: f, numbers of a summary.
-        directions: Principal directions.
-        rows: N, observations that say what is usual.
-    """
+class Range(Fitted):
+    """Which observations are usual, by the distance of their summaries."""
 
     mean: Tensor
+    """(f,)"""
     matrix: Tensor
+    """To whitened principal directions, (f, q)."""
     distances: Tensor
-    """Log distance of each of them when it is left out, (N,)."""
-
-    def __init__(self, numbers: int, directions: int, rows: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(numbers))
-        self.register_buffer("matrix", torch.zeros(numbers, directions))
-        self.register_buffer("distances", torch.zeros(rows))
+    """Log distance of each of N usual observations when it is left out, (N,)."""
 
     @classmethod
     def of(cls, rows: Tensor, directions: int = 16) -> Range:
         """From summaries (N, f), in at most `directions` principal directions."""
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3))
-        out = cls(rows.shape[1], size, number).to(rows.device)
-        out.mean, out.matrix = _whitening(rows, size)
-        folds = torch.arange(number) % min(number, 20)
+        mean, matrix = _whitening(rows, size)
+        distances, folds = rows.new_zeros(number), torch.arange(number) % min(number, 20)
         for k in folds.unique() if number > 3 else ():
-            out.distances[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size))
-        return out
+            distances[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size))
+        return cls(mean=mean, matrix=matrix, distances=distances)
 
     def p_values(self, rows: Tensor) -> Tensor:
         """Student-t predictive p-value of each row's log distance, (B,); three observations or fewer say nothing."""
@@ -212,6 +202,9 @@ class WithinRange(Posterior):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
-        usual, simulated = config["ranges"]
-        ranges = Range(*usual), None if simulated is None else Range(*simulated)
-        return cls(from_config(config["inner"], shared), *ranges, config["half"], shared)
+        usual, simulated = (
+            None if sizes is None else Range.empty(mean=sizes[0], matrix=tuple(sizes[:2]), distances=sizes[2])
+            for sizes in config["ranges"]
+        )
+        assert usual is not None
+        return cls(from_config(config["inner"], shared), usual, simulated, config["half"], shared)

@@ -105,8 +105,11 @@ class SyntheticPosterior(Posterior):
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> SyntheticPosterior:
         features = Features(shared.space, shared.pool, config["degree"], config["physical"])
-        numbers, size = config["directions"]
-        regression, directions = Regression(len(features.order), size), Directions(numbers, size)
+        (numbers, d), f = config["directions"], len(features.order)
+        directions = Directions.empty(mean=numbers, matrix=(numbers, d))
+        regression = Regression.empty(
+            feature_mean=f, target_mean=d, weight=(f, d), whitening=(d, d), gram_root=(f, f), freedom=(), count=()
+        )
         return cls(regression, directions, features, shared, config["modes"], config["proposals"])
 
     def sample(self, y: Tensor, n: int) -> Tensor:

@@ -12,16 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import stack_module_state
 
+from fmcpe.nn.fitted import Fitted
 
-class Regression(nn.Module):
-    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions with buffers (E, ...).
 
-    Args:
-        features: F.
-        targets: d.
+class Regression(Fitted):
+    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...).
+
+    Attributes:
+        feature_mean: (F,).
+        target_mean: (d,).
+        weight: Features to whitened targets, (F, d).
+        whitening: Targets to whitened ones, (d, d).
+        gram_root: Cholesky factor of the inverse Gram matrix, (F, F).
+        freedom: Degrees of freedom of Student's t.
+        count: n, the number of pairs.
     """
 
     feature_mean: Tensor
@@ -32,21 +39,10 @@ class Regression(nn.Module):
     freedom: Tensor
     count: Tensor
 
-    def __init__(self, features: int, targets: int) -> None:
-        super().__init__()
-        for name, shape in {
-            "feature_mean": (features,), "target_mean": (targets,), "weight": (features, targets),
-            "whitening": (targets, targets), "gram_root": (features, features), "freedom": (), "count": (),
-        }.items():  # fmt: skip
-            self.register_buffer(name, torch.zeros(shape))
-
     @classmethod
     def stacked(cls, regressions: Sequence[Regression]) -> Regression:
         """Several regressions as one batch."""
-        out = cls(0, 0)
-        for name, buffer in stack_module_state(list(regressions))[1].items():
-            setattr(out, name, buffer)
-        return out
+        return cls(**stack_module_state(list(regressions))[1])
 
     def whiten(self, targets: Tensor) -> Tensor:
         """Data in units of the residual scale, (..., d)."""
@@ -126,13 +122,14 @@ def fit_conjugate(
     scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
     freedom = c + d + 1 + rows - d + 1
     root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
-    out = Regression(f.shape[1], d)
     whitening = torch.linalg.inv(root).T
-    values = {
-        "feature_mean": f_mean, "target_mean": t_mean, "weight": weight @ whitening, "whitening": whitening,
-        "gram_root": torch.linalg.cholesky((inverse + inverse.T) / 2), "freedom": torch.tensor(freedom),
-        "count": torch.tensor(float(number)),
-    }  # fmt: skip
-    for name, tensor in values.items():
-        getattr(out, name).copy_(tensor)
-    return Fit(out, value)
+    regression = Regression(
+        feature_mean=f_mean,
+        target_mean=t_mean,
+        weight=weight @ whitening,
+        whitening=whitening,
+        gram_root=torch.linalg.cholesky((inverse + inverse.T) / 2),
+        freedom=torch.tensor(freedom),
+        count=torch.tensor(number),
+    )
+    return Fit(regression, value)
