@@ -2,7 +2,7 @@ r"""The interface of a base posterior: draws for each x, and their log density w
 
 `fmcpe.base_posteriors.adapters` adapts sbi posteriors and plain functions to it. None uses sbi's rejection loop, which
 does not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times, then
-moved to its edge. `BasePosterior.fraction_clamped` is the fraction moved.
+moved to its edge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BasePosterior(ABC):
     """Draws that estimate the mass inside the support, for one x."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
-        self.prior, self.x_shape, self.fraction_clamped = prior, x_shape, 0.0
+        self.prior, self.x_shape = prior, x_shape
         self.raw_shape = x_shape  # of one observation before it is summarised
 
     @abstractmethod
@@ -76,8 +76,7 @@ class BasePosterior(ABC):
             rows = outside.nonzero()[:, 0]
             flat[rows] = self._draw(x[rows // n], 1)[:, 0]
             outside[rows] = ~self._inside(flat[rows])
-        self.fraction_clamped = float(outside.float().mean()) if len(outside) else 0.0
-        if self.fraction_clamped:
+        if bool(outside.any()):
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
 
