@@ -79,12 +79,9 @@ class Field(nn.Module):
         return z0.unflatten(0, z.shape[:2]), log_det.unflatten(0, z.shape[:2])
 
 
-def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor, t: Tensor | None = None) -> Tensor:
-    """Squared error of the velocity between source z0 and target z1, (..., B, D) -> (..., B).
-
-    The times `t`, (..., B, 1), are uniform if None.
-    """
-    t = torch.rand(*z0.shape[:-1], 1, device=z0.device) if t is None else t
+def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor) -> Tensor:
+    """Squared error of the velocity between source z0 and target z1, (..., B, D) -> (..., B), at uniform times."""
+    t = torch.rand(*z0.shape[:-1], 1, device=z0.device)
     return (u(t, (1 - t) * z0 + t * z1, y) - (z1 - z0)).square().sum(-1)
 
 
