@@ -8,6 +8,7 @@ moved to its edge.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from sbi.utils.sbiutils import within_support
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
+from fmcpe.spaces import bounded
 
 
 class BasePosterior(ABC):
@@ -31,6 +33,8 @@ class BasePosterior(ABC):
     """How often a draw outside the support is repeated before it is clamped."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
+    estimator: Any = None
+    """The network, if any."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
         self.prior, self.x_shape = prior, x_shape
@@ -48,7 +52,9 @@ class BasePosterior(ABC):
         )
 
     def to(self, device: str | torch.device) -> BasePosterior:
-        """Move to a device, in place."""
+        """Move its network, if any, to a device, in place."""
+        if self.estimator is not None:
+            self.estimator.to(device)
         return self
 
     @property
@@ -106,9 +112,7 @@ class BasePosterior(ABC):
     def _may_leak(self) -> bool:
         """Whether draws can fall outside the support: not if it is unbounded."""
         with seeded(0):
-            probe = self.prior.sample((1,))
-        far = torch.cat([probe + 1e6 * (1 + probe.abs()), probe - 1e6 * (1 + probe.abs())])
-        return not bool(within_support(self.prior, far).all())
+            return bool(bounded(self.prior, self.prior.sample((100,))).any())
 
     def _inside(self, theta: Tensor) -> Tensor:
         return within_support(self.prior, theta) & torch.isfinite(theta).all(-1)
