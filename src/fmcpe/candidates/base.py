@@ -184,19 +184,9 @@ class Transported(Posterior):
         """The base posterior, which all share, is asked in one call."""
         if len(members) == 1:
             return super().sample_together(members, y, counts)
-        x = torch.cat(cls.sources(members, y, counts), dim=1)
+        x = torch.cat([member.source(y, n) for member, n in zip(members, counts, strict=True)], dim=1)
         theta = members[0].base.sample(x.flatten(0, 1), 1)[:, 0]
         z = members[0].space.to_z_safely(theta).unflatten(0, x.shape[:2]).split(list(counts), dim=1)
-        return cls.pushes(members, z, y)
-
-    @classmethod
-    def sources(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """`source` of each member."""
-        return [member.source(y, n) for member, n in zip(members, counts, strict=True)]
-
-    @classmethod
-    def pushes(cls, members: Sequence[Self], z: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-        """`push` of each member."""
         return [member.push(part, y) for member, part in zip(members, z, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
@@ -102,43 +102,34 @@ class JointFlowed(Transported):
         return super().kind if isinstance(self.y_scale, FlatStandardiser) else (type(self), id(self))
 
     @classmethod
-    def sources(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        most = max(counts)
-        u, conditions = cls._stacked("u_x", members, y, most)
-        starts = zip(members, conditions[:, ::most], strict=True)  # each condition once
-        x0 = torch.stack([member.draw_x0(condition, most).flatten(0, 1) for member, condition in starts])
-        x = carry(u, conditions, x0, members[0].solver).unflatten(1, (len(y), most))
-        scaled = zip((member.x_scale for member in members), x, counts, strict=True)
-        return [scale.inverse(each[:, :n].unflatten(2, scale.mean.shape)) for scale, each, n in scaled]
-
-    @classmethod
-    def pushes(cls, members: Sequence[Self], z: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-        counts = [part.shape[1] for part in z]
-        most = max(counts)
-        z0 = torch.stack([nn.functional.pad(part, (0, 0, 0, most - part.shape[1])).flatten(0, 1) for part in z])
-        pushed = carry(*cls._stacked("u_theta", members, y, most), z0, members[0].solver)
-        return [each[:, :n] for each, n in zip(pushed.unflatten(1, (len(y), most)), counts, strict=True)]
+    @torch.no_grad()
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """As many draws of each member as the largest count asks for, K chains of B·n rows, cut to the counts."""
+        if len(members) == 1:
+            return super().sample_together(members, y, counts)
+        first, n = members[0], max(counts)
+        conditions = [member.condition(y) for member in members]
+        again = torch.stack(conditions).repeat_interleave(n, dim=1)  # (K, B·n, f)
+        starts = zip(members, conditions, strict=True)
+        x = torch.stack([member.draw_x0(condition, n).flatten(0, 1) for member, condition in starts])
+        x = carry(_stacked("u_x", members), again, x, first.solver).unflatten(2, first.x_scale.mean.shape)
+        x = torch.cat([member.x_scale.inverse(each) for member, each in zip(members, x, strict=True)])
+        z = first.space.to_z_safely(first.base.sample(x, 1)[:, 0]).unflatten(0, again.shape[:2])
+        z = carry(_stacked("u_theta", members), again, z, first.solver).unflatten(1, (len(y), n))
+        return [each[:, :count] for each, count in zip(z, counts, strict=True)]
 
     @classmethod
     def log_prob_together(cls, members: Sequence[Self], z: Tensor, y: Tensor) -> list[Tensor]:
         if len(members) == 1:
             return super().log_prob_together(members, z, y)
-        u, conditions = cls._stacked("u_theta", members, y, z.shape[1])
-        z1 = z.flatten(0, 1).expand(len(members), -1, -1)
-        z0, log_det = members[0].solver.invert_with_logdet(at(u, conditions), z1)
-        z0, log_det = z0.unflatten(1, z.shape[:2]), log_det.unflatten(1, z.shape[:2])
+        again = torch.stack([member.condition(y) for member in members]).repeat_interleave(z.shape[1], dim=1)
+        field, z1 = at(_stacked("u_theta", members), again), z.flatten(0, 1).expand(len(members), -1, -1)
+        z0, log_det = (each.unflatten(1, z.shape[:2]) for each in members[0].solver.invert_with_logdet(field, z1))
         return [member.log_prob_of_source(z0[k], log_det[k], y) for k, member in enumerate(members)]
 
-    @staticmethod
-    def _stacked(name: str, members: Sequence[JointFlowed], y: Tensor, n: int) -> tuple[Stacked, Tensor]:
-        """A field of all members as one batch of networks, and their conditions, each n times: (K, B·n, f)."""
-        fields = Stacked([getattr(member, name) for member in members], natively=True)
-        return fields, torch.stack([member.condition(y) for member in members]).repeat_interleave(n, dim=1)
-
     def to_config(self) -> dict[str, Any]:
-        fields = {
-            name: None if u is None else u.to_config() for name, u in (("u_x", self.u_x), ("u_theta", self.u_theta))
-        }
+        both = {"u_x": self.u_x, "u_theta": self.u_theta}
+        fields = {name: None if u is None else u.to_config() for name, u in both.items()}
         flat = isinstance(self.y_scale, FlatStandardiser)
         rest = {"sigma": self.sigma, "solver": asdict(self.solver), "clips": self.clips, "flat": flat}
         return super().to_config() | fields | rest | {"shape": list(self.x_scale.mean.shape)}
@@ -155,6 +146,11 @@ class JointFlowed(Transported):
             base_of(config, shared), shared.space, Standardiser(empty), y_scale, field("u_x"), field("u_theta"),
             config["sigma"], Solver(**config["solver"]), config["clips"],
         )  # fmt: skip
+
+
+def _stacked(name: str, members: Sequence[JointFlowed]) -> Stacked:
+    """A field of all members as one batch of networks."""
+    return Stacked([getattr(member, name) for member in members], natively=True)
 
 
 def tiled(subsets: Sequence[Tensor]) -> Tensor:
