@@ -157,11 +157,7 @@ class WithinRange(Posterior):
 
     def share_of_prior(self, y: Tensor) -> Tensor:
         """λ(y), (B,)."""
-        return self._last(y, lambda: 1 - (1 - self.share_by_data(y)) * (1 - self.share_by_theta(y)))
-
-    def share_by_data(self, y: Tensor) -> Tensor:
-        """λ_x(y), (B,)."""
-        return self._share(self.p_values(y))
+        return self._last(y, lambda: 1 - (1 - self._share(self.p_values(y))) * (1 - self.share_by_theta(y)))
 
     def p_values(self, y: Tensor) -> Tensor:
         """Student-t predictive p-value of the distance to the pairs, (B,)."""
@@ -184,6 +180,7 @@ class WithinRange(Posterior):
         return self._share(2 * _tail(t, len(self.usual.distances) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
 
     def _share(self, p: Tensor) -> Tensor:
+        """λ_x of a p-value."""
         return self.p_half / (self.p_half + p)
 
     def sample(self, y: Tensor, n: int) -> Tensor:
