@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,33 +55,29 @@ def simulate(
     bar = tqdm(
         total=len(theta), desc="simulating", unit=" simulations", delay=2, disable=not show_progress_bars, leave=False
     )
-    parts: list[Tensor] = [torch.empty(0)] * len(batches)
+    results = map if dask is None else partial(_on_cluster, dask)
+    parts = []
     with bar:
-        if dask is None:
-            for k, batch in enumerate(batches):
-                parts[k] = _batch(simulator, batch, seeds[k])
-                bar.update(len(batch))
-            return torch.cat(parts)
-        from distributed import as_completed
-
-        from fmcpe._cluster import connect
-
-        client = connect(dask)
-        try:
-            futures = {
-                client.submit(_batch, simulator, batch, seeds[k], pure=False): k for k, batch in enumerate(batches)
-            }
-            for future in as_completed(futures):
-                k = futures[future]
-                parts[k] = future.result()
-                bar.update(len(batches[k]))
-                future.release()
-        finally:
-            if client is not dask:
-                client.close()
+        for part in results(partial(_batch, simulator), batches, seeds):
+            parts.append(part)
+            bar.update(len(part))
     return torch.cat(parts)
 
 
 def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) -> Tensor:
     with seeded(seed):
         return CheckedSimulator(simulator, None)(theta)
+
+
+def _on_cluster(dask: Any, function: Callable[..., Tensor], *arguments: Sequence[Any]) -> Iterator[Tensor]:
+    """`map` on a Dask cluster."""
+    from fmcpe._cluster import connect
+
+    client = connect(dask)
+    try:
+        for future in client.map(function, *arguments, pure=False):
+            yield future.result()
+            future.release()
+    finally:
+        if client is not dask:
+            client.close()
