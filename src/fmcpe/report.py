@@ -98,6 +98,8 @@ class Report:
         parameters: One line per parameter.
         notes: What the user was warned of.
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
+        names: Of the parameters; empty if nobody named them.
+        data_names: Of the columns of y, where they came with names.
     """
 
     method: str = "FMCPE"
@@ -115,6 +117,8 @@ class Report:
     parameters: tuple[ParameterReport, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprints: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    data_names: tuple[str, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -129,14 +133,14 @@ class Report:
             )
             for line in config["parameters"]
         )
-        listed = {name: tuple(config[name]) for name in ("notes", "fingerprints")}
+        listed = {name: tuple(config.get(name, ())) for name in ("notes", "fingerprints", "names", "data_names")}
         return cls(**config | {"parameters": lines} | listed)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [
-            f"{what} of {dim} parameter(s) given observations of shape {shape}.",
+            f"{what} of {', '.join(self.names) or f'{dim} parameter(s)'} given observations of shape {shape}.",
             f"Fitted on {self.num_pairs} calibration pairs in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
