@@ -30,6 +30,7 @@ from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
+from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
 from fmcpe.report import HeldOut, Report
 from fmcpe.search import cross_entropy_search
@@ -131,6 +132,20 @@ class CorrectedPosterior(NeuralPosterior):
         self._warn_out_of_range(y)
         draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return draws.movedim(0, 1).reshape(*shape, len(y), self.space.dim)
+
+    def draws(
+        self, num_samples: int = 1000, x: Any = None, *, labels: Sequence[str] | None = None, seed: int | None = None
+    ) -> Draws:
+        """Draws with the parameters' names, for tables, files (csv, npz, netCDF), pandas and ArviZ.
+
+        Args:
+            num_samples: Draws for each observation.
+            x: One real observation or a batch, (B, ...); the default one if None.
+            labels: Of the observations; 1, 2, ... if None.
+            seed: Makes the draws reproducible.
+        """
+        y = self._x_else_default_x(None) if x is None else self._as_observations(x)
+        return Draws.of(self, y, num_samples, labels, seed)
 
     @torch.no_grad()
     def _draw(self, y: Tensor, n: int, seed: int | None, show_progress_bars: bool, batch: int | None) -> Tensor:
