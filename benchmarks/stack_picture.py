@@ -31,7 +31,7 @@ def picture() -> Figure:
     theta, y = (rows[OBSERVATION : OBSERVATION + 1] for rows in task.test_set(10, 0))
     mixture = next(module for module in posterior.inner.modules() if isinstance(module, Mixture))
     members, start, drawn = mixture.members, 0, {}
-    for name, count in posterior.report.members.items():
+    for name, count in posterior.record.members.items():
         ensemble = Mixture(members[start : start + count], torch.ones(count))
         with seeded(0):
             drawn[name] = posterior.space.to_theta(ensemble.sample(y, DRAWS)[0])[:, 1].numpy()

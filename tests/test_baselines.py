@@ -62,8 +62,8 @@ def test_dpe_works_with_ten_pairs(name):
     posterior = baselines.DPE(task.prior, task.embedding_net()).fit(*task.calibration_set(10, 0), **QUIET)
     draws = posterior.sample_batched((50,), x=task.test_set(20, 0)[1], seed=0)
     assert bool(task.prior.support.check(draws).all())
-    assert posterior.report.num_pairs == 10
-    losses = posterior.report.history["validation_loss"]
+    assert posterior.record.num_pairs == 10
+    losses = posterior.record.history["validation_loss"]
     assert losses.index(min(losses)) >= len(losses) - 1 - baselines.dpe.FEW_PAIRS.stop_after_epochs
 
 
@@ -71,8 +71,8 @@ def test_mfnpe_starts_from_the_base_and_leaves_it_alone(base, pairs):
     before = [weight.clone() for weight in base.posterior_estimator.parameters()]
     tuned = baselines.MFNPE(base).fit(*pairs, **QUIET)
     assert all(torch.equal(a, b) for a, b in zip(before, base.posterior_estimator.parameters(), strict=True))
-    losses = tuned.report.history["validation_loss"]
-    assert min(losses) < tuned.report.history["start_loss"][0]
+    losses = tuned.record.history["validation_loss"]
+    assert min(losses) < tuned.record.history["start_loss"][0]
     # a rate too high for anything but harm: the start is kept
     wild = Training(2, 100, 50.0, 0.2, 5, 1e9, one_cycle=False, keep_start=True)
     kept = baselines.MFNPE(base, training=wild).fit(*pairs, **QUIET)
@@ -179,7 +179,7 @@ def test_jnpe_without_pairs_is_npe(pairs):
     for none in ((), (torch.zeros(0, 2), torch.zeros(0, 3))):
         joint = method.fit(*none, seed=3, show_progress_bars=False)
         assert torch.equal(joint.sample((50,), x=Y, seed=0), draws)
-        assert joint.report.num_pairs == 0
+        assert joint.record.num_pairs == 0
     assert not torch.equal(method.fit(*pairs, seed=3, show_progress_bars=False).sample((50,), x=Y, seed=0), draws)
 
 

@@ -82,11 +82,11 @@ def test_theta_only_needs_no_simulator(base, pairs):
 
 def test_stages_have_the_flows_they_name(base, pairs):
     joint = fit(base, pairs, stages="joint")
-    assert set(joint.report.history) == {"training_x", "validation_x", "training_theta", "validation_theta"}
+    assert set(joint.record.history) == {"training_x", "validation_x", "training_theta", "validation_theta"}
     assert fit(base, pairs, stages="x-only").inner.u_theta is None
     sequential = fit(base, pairs, stages="sequential")
     assert (
-        len(sequential.report.history["training_x"]) == len(sequential.report.history["training_theta"]) == TINY.epochs
+        len(sequential.record.history["training_x"]) == len(sequential.record.history["training_theta"]) == TINY.epochs
     )
 
 

@@ -50,7 +50,7 @@ def test_smallest_deviations_are_those_seen_in_four_of_five_repeats():
 def test_a_fitted_posterior_is_judged_also_after_loading(posteriors, tmp_path):
     posterior = posteriors("default")
     found = calibration(posterior)
-    assert found.energy == pytest.approx(posterior.report.score, rel=0.15)
+    assert found.energy == pytest.approx(posterior.record.score, rel=0.15)
     ratio, low, high = found.energy_ratio
     assert low < ratio < high < 1
     assert "times that of the uncorrected posterior" in found.summary() and "30 held-out pairs" in found.summary()

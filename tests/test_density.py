@@ -15,7 +15,7 @@ from fmcpe.candidates.base import Remembered, Shared, Transported
 from fmcpe.candidates.joint_flow import JointFlowed
 from fmcpe.flows.solvers import Solver
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.report import Report
+from fmcpe.record import Record
 from fmcpe.search import cross_entropy_search
 from fmcpe.spaces import ParameterSpace, Standardiser
 
@@ -107,7 +107,7 @@ def exact_gaussian():
     identity = Standardiser(torch.zeros(2, 10))
     chain = JointFlowed(proposal, space, identity, identity, None, field, 1.0, Solver("rk4", 12))
     shared = Shared(proposal, space, task.prior, torch.zeros(0, 3))
-    return CorrectedPosterior(chain, shared, (10,), Report()), y, right_law
+    return CorrectedPosterior(chain, shared, (10,), Record()), y, right_law
 
 
 def _law(reference):

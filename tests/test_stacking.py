@@ -339,12 +339,12 @@ def test_what_cannot_be_fitted_is_skipped_and_says_why(pairs):
         return torch.stack([x[:, 0].clamp(-1.9, 1.9), torch.rand(len(x))], dim=1)
 
     posterior = FMCPE(draw, simulate, PRIOR, recipe=SMALL).fit(*pairs, seed=0, show_progress_bars=False)
-    assert "density estimator" in posterior.report.skipped["fine_tuned"]
+    assert "density estimator" in posterior.record.skipped["fine_tuned"]
     theta = pairs[0][:1].repeat(12, 1)
     with pytest.warns(FMCPEWarning, match="All pairs have"):
         alone = FMCPE(draw, simulate, PRIOR, recipe=SMALL).fit(theta, observe(theta), seed=0, show_progress_bars=False)
     assert set(alone.weights) == {"prior", "uncorrected"}
-    assert "same θ" in alone.report.skipped["residual_shift"]
+    assert "same θ" in alone.record.skipped["residual_shift"]
 
 
 def test_paired_simulations_are_enough(base, pairs):

@@ -6,7 +6,7 @@ import torch
 
 from fmcpe._random import seeded
 from fmcpe.diagnostics import suspects
-from fmcpe.report import HeldOut
+from fmcpe.record import HeldOut
 from fmcpe.spaces import ParameterSpace
 
 PRIOR = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)
@@ -29,7 +29,7 @@ def fitted(theta, y):
     return SimpleNamespace(
         held_out=HeldOut(theta, z, None, y, None),
         space=space,
-        report=SimpleNamespace(parameters=parameters),
+        record=SimpleNamespace(parameters=parameters),
         method="x",
     )
 

@@ -52,10 +52,10 @@ class Range(nn.Module):
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3))
         out = cls(rows.shape[1], size, number).to(rows.device)
-        out.mean, out.matrix = _whitening(rows, size)
+        out.mean, out.matrix = whitening(rows, size)
         folds = torch.arange(number) % min(number, 20)
         for k in folds.unique() if number > 3 else ():
-            out.distances[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size))
+            out.distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size))
         return out
 
     def p_values(self, rows: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
     return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
 
 
-def _whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance."""
     data = rows.double()
     mean = data.mean(0)

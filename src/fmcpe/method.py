@@ -25,7 +25,7 @@ from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
-from fmcpe.report import HeldOut, Report, report_of
+from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
 
 SIMULATIONS_PER_PAIR = 16
@@ -151,15 +151,15 @@ class FMCPE:
             shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
             if isinstance(self.recipe, Paper):
                 inner, history = self.recipe.fit(problem, show_progress_bars)
-                report = Report(
+                record = Record(
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
                     names=tuple(given), data_names=data_names,
                 )  # fmt: skip
-                return CorrectedPosterior(inner, shared, y.shape[1:], report)
+                return CorrectedPosterior(inner, shared, y.shape[1:], record)
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
-        report = report_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
-        report = replace(report, names=tuple(given), data_names=data_names)
-        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], report, HeldOut.of(fitted, problem))
+        record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
+        record = replace(record, names=tuple(given), data_names=data_names)
+        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, HeldOut.of(fitted, problem))
 
     @staticmethod
     def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:

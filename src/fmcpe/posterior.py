@@ -32,7 +32,7 @@ from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
-from fmcpe.report import HeldOut, Report
+from fmcpe.record import HeldOut, Record
 from fmcpe.search import cross_entropy_search
 
 
@@ -43,7 +43,7 @@ class CorrectedPosterior(NeuralPosterior):
         inner: The posterior in z.
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
-        report: What was fitted, and its scores on held-out pairs.
+        record: What was fitted, and its scores on held-out pairs.
         held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
     """
 
@@ -55,11 +55,11 @@ class CorrectedPosterior(NeuralPosterior):
         inner: Posterior,
         shared: Shared,
         observation_shape: Sequence[int],
-        report: Report,
+        record: Record,
         held_out: HeldOut | None = None,
     ) -> None:
         self.inner, self.shared = inner.eval().requires_grad_(False), shared
-        self.report = report if report.names else replace(report, names=shared.base.names or ())
+        self.record = record if record.names else replace(record, names=shared.base.names or ())
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
@@ -75,17 +75,17 @@ class CorrectedPosterior(NeuralPosterior):
     @property
     def weights(self) -> dict[str, float]:
         """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
-        return self.report.weights
+        return self.record.weights
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the parameters."""
-        return self.report.names or default_names(self.space.dim)
+        return self.record.names or default_names(self.space.dim)
 
     @property
     def method(self) -> str:
         """The name of the method that made it."""
-        return self.report.method
+        return self.record.method
 
     def sample(
         self,
@@ -306,9 +306,9 @@ class CorrectedPosterior(NeuralPosterior):
             num_samples: Draws per observation that median and half-width are estimated from.
             seed: Of the draws, and of which of several pairs with the same θ counts.
         """
-        theta, y = in_order(theta, self.report.names, "theta"), in_order(y, self.report.data_names, "y")
+        theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
-        used = set(self.report.fingerprints) & set(fingerprints(theta, y))
+        used = set(self.record.fingerprints) & set(fingerprints(theta, y))
         if used:
             raise ValueError(
                 f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
@@ -348,10 +348,10 @@ class CorrectedPosterior(NeuralPosterior):
             if self._x is None:
                 raise ValueError("Expected an observation, got none. Pass x=, or call set_default_x(y_obs) first.")
             return self._x
-        return as_observation(in_order(x, self.report.data_names, "x"), self.observation_shape).to(self._device)
+        return as_observation(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
 
     def _as_observations(self, x: Any) -> Tensor:
-        return as_observations(in_order(x, self.report.data_names, "x"), self.observation_shape).to(self._device)
+        return as_observations(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
 
     def to(self, device: str | torch.device) -> CorrectedPosterior:
         """Move to a device, in place."""
@@ -371,12 +371,12 @@ class CorrectedPosterior(NeuralPosterior):
 
     def summary(self) -> str:
         """What was fitted, and its scores on held-out pairs, as text."""
-        return self.report.text(self.space.dim, tuple(self.observation_shape))
+        return self.record.text(self.space.dim, tuple(self.observation_shape))
 
     def __repr__(self) -> str:
         return (
             f"CorrectedPosterior(p={self.space.dim}, x_shape={tuple(self.observation_shape)}, "
-            f"pairs={self.report.num_pairs}, method={self.method!r})"
+            f"pairs={self.record.num_pairs}, method={self.method!r})"
         )
 
 

@@ -17,7 +17,7 @@ from fmcpe.candidates.base import Posterior, Shared, Transported
 from fmcpe.nn.embeddings import made_aware
 from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.report import Report
+from fmcpe.record import Record
 from fmcpe.spaces import ParameterSpace
 
 
@@ -46,8 +46,8 @@ def wrapped(
     inner: Posterior, shared: Shared, shape: torch.Size, method: str, history: dict[str, list[float]], num_pairs: int
 ) -> CorrectedPosterior:
     """Wrap a posterior over z as a `CorrectedPosterior`; `history["seconds"]` holds the fit time."""
-    report = Report(method, num_pairs, history.pop("seconds", [0.0])[0], history)
-    return CorrectedPosterior(inner, shared, shape, report)
+    record = Record(method, num_pairs, history.pop("seconds", [0.0])[0], history)
+    return CorrectedPosterior(inner, shared, shape, record)
 
 
 class SimulationTrained:

@@ -39,17 +39,17 @@ def stack_metrics(posterior: CorrectedPosterior, theta: Tensor, y: Tensor, draws
     from fmcpe.energy import CrossFit, Distances
     from fmcpe.mixture import Mixture
 
-    report, mixture = posterior.report, next(m for m in posterior.inner.modules() if isinstance(m, Mixture))
+    record, mixture = posterior.record, next(m for m in posterior.inner.modules() if isinstance(m, Mixture))
     members, fits, start = mixture.members, [], 0
-    for count in report.members.values():
+    for count in record.members.values():
         ensemble = Mixture(members[start : start + count], torch.ones(count))
         fits.append(CrossFit([ensemble], ensemble.sample(y, draws)[:, None], 0.0))
         start += count
     found = Distances.of(fits, posterior.space.to_z_safely(theta))
     test = {"to_truth": found.to_truth.mean(1).tolist(), "between": found.between.mean(2).tolist()}
     return {
-        "names": list(report.members), "weights": report.weights, "cross_validated": report.distances, "test": test,
-        "distinct": report.distinct, "seconds": report.candidate_seconds,
+        "names": list(record.members), "weights": record.weights, "cross_validated": record.distances, "test": test,
+        "distinct": record.distinct, "seconds": record.candidate_seconds,
     }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def suspects(posterior: CorrectedPosterior, *, level: float = 0.05) -> list[Susp
             f"Expected a posterior with cross-validated draws, got one of {posterior.method} without. Fit it with "
             'FMCPE(..., recipe="default").'
         )
-    space, names = posterior.space, tuple(line.name for line in posterior.report.parameters)
+    space, names = posterior.space, tuple(line.name for line in posterior.record.parameters)
     truth = space.to_z_safely(held_out.theta)
     if len(truth) < 8:
         return []

@@ -1,7 +1,7 @@
 """Saved posteriors: one safetensors file of tensors, without pickled objects.
 
-A JSON manifest in the header holds the versions of the format and of the libraries, the report, and the architecture of
-each part (`to_config`). The file contains a base posterior of `fmcpe.train_npe`; pass any other one to `load`.
+A JSON manifest in the header holds the versions of the format and of the libraries, the record of the fit, and the
+architecture of each part (`to_config`). The file contains a base posterior of `fmcpe.train_npe`; pass any other one to `load`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.conformal import Conformal
 from fmcpe.nn.describe import build_prior, describe_prior, under
-from fmcpe.report import HeldOut, Report
+from fmcpe.record import HeldOut, Record
 from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
@@ -52,7 +52,7 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     manifest = {
         "format": FORMAT,
         "versions": {name: version(name) for name in ("fmcpe", "torch", "sbi", "zuko")},
-        "report": posterior.report.to_config(),
+        "report": posterior.record.to_config(),
         "x_shape": list(posterior.observation_shape),
         "theta_dim": posterior.space.dim,
         "base": base,
@@ -113,8 +113,8 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         inner.load_state_dict(under(tensors, "posterior."))
         kept = under(tensors, "held_out.")
         held_out = HeldOut.from_tensors(kept) if kept else None
-        report = Report.from_config(manifest["report"])
-        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], report, held_out)
+        record = Record.from_config(manifest["report"])
+        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
     if manifest["conformal"] is not None:
         loaded.conformal = Conformal(tensors["conformal"], manifest["conformal"]["num_samples"])
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded

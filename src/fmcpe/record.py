@@ -13,6 +13,7 @@ from torch import Tensor
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.problem import Problem, fingerprints, groups_of
+from fmcpe.span import design_notes
 from fmcpe.stacking import Fitted
 
 
@@ -26,6 +27,7 @@ class HeldOut:
         before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
         seen: The base posterior's summaries of y, (N, f); y itself where it has none.
         simulated: The same of simulations from the prior, (M, f); None without a simulator.
+        at_pairs: The same of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
     """
 
     theta: Tensor
@@ -33,14 +35,16 @@ class HeldOut:
     before: Tensor | None
     seen: Tensor
     simulated: Tensor | None
+    at_pairs: Tensor | None = None
 
     @classmethod
-    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500) -> HeldOut:
-        """Of a fitted stack, with at most so many simulations."""
+    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
+        """Of a fitted stack, with at most so many simulations of the prior, and so many numbers of those at the pairs' θ."""
         named = dict(zip(fitted.names, fitted.fits, strict=True))
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
-        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated)
+        at_pairs = None if problem.x is None else problem.x[:, : max(1, numbers // problem.seen.numel())].flatten(2)
+        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs)
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
@@ -49,11 +53,12 @@ class HeldOut:
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
         """From those of a file."""
-        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], kept.get("simulated"))
+        optional = (kept.get(name) for name in ("simulated", "at_pairs"))
+        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], *optional)
 
 
 @dataclass(frozen=True)
-class ParameterReport:
+class ParameterRecord:
     """One parameter on held-out pairs, in physical units.
 
     Args:
@@ -78,7 +83,7 @@ class ParameterReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Record:
     """What was done, and how good it is on held-out pairs.
 
     Args:
@@ -114,7 +119,7 @@ class Report:
     members: dict[str, int] = field(default_factory=dict)
     distances: dict[str, Any] = field(default_factory=dict)
     distinct: int = 0
-    parameters: tuple[ParameterReport, ...] = ()
+    parameters: tuple[ParameterRecord, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprints: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -125,10 +130,10 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Report:
-        """The report of a file."""
+    def from_config(cls, config: dict[str, Any]) -> Record:
+        """The record of a file."""
         lines = tuple(
-            ParameterReport(
+            ParameterRecord(
                 **line | {"coverage": tuple(line["coverage"]), "coverage_before": tuple(line["coverage_before"])}
             )
             for line in config["parameters"]
@@ -165,8 +170,8 @@ class Report:
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
 
-def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Report:
-    """The report of a stack; warns where the pairs refute what it says."""
+def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
+    """The record of a stack; warns where the pairs refute what it says."""
     space, truth = problem.space, problem.theta
     before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
@@ -174,7 +179,7 @@ def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     after_error, before_error = (_error(each, truth) for each in (draws, old))
     after, earlier = (_coverage(each, truth) for each in (draws, old))
     lines = tuple(
-        ParameterReport(
+        ParameterRecord(
             name, float(after_error[i]), float(before_error[i]), (float(after[0, i]), float(after[1, i])),
             (float(earlier[0, i]), float(earlier[1, i])), float(fitted.scale[i]), float(truth[:, i].min()),
             float(truth[:, i].max()),
@@ -184,13 +189,13 @@ def report_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
     notes = [
         *_refuted(lines, groups_of(truth)[1]),
-        *_design(problem, names),
+        *design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
         *_uninformative(fitted),
         *_unreliable(fitted),
     ]
     for note in notes:
         warnings.warn(note, FMCPEWarning, stacklevel=stacklevel + 1)
-    return Report(
+    return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
         float(fitted.scores.mean()),
         fitted.skipped, fitted.seconds,
@@ -213,7 +218,7 @@ def _coverage(draws: Tensor, truth: Tensor, levels: tuple[float, ...] = (0.8, 0.
     return torch.stack(out)
 
 
-def _refuted(lines: tuple[ParameterReport, ...], pairs: int, level: float = 0.01) -> list[str]:
+def _refuted(lines: tuple[ParameterRecord, ...], pairs: int, level: float = 0.01) -> list[str]:
     """Parameters whose coverage the pairs refute: one-sided exact binomial test, over all parameters."""
     notes = []
     for line in lines:
@@ -222,28 +227,6 @@ def _refuted(lines: tuple[ParameterReport, ...], pairs: int, level: float = 0.01
             notes.append(
                 f"The 90 % interval of {line.name} holds {inside} of {pairs} held-out pairs: this posterior is over-confident "
                 f"about {line.name}. Measure more pairs before you rely on it."
-            )
-    return notes
-
-
-def _design(problem: Problem, names: tuple[str, ...], narrow: float = 0.5, few: int = 5) -> list[str]:
-    """Parameters whose pairs span a narrow share of the prior's central 90 %, or have few distinct values."""
-    prior, notes = problem.space.to_theta(problem.pool), []
-    for i, name in enumerate(names):
-        low, high = prior[:, i].quantile(0.05), prior[:, i].quantile(0.95)
-        least, most = float(problem.theta[:, i].min()), float(problem.theta[:, i].max())
-        span = (min(most, float(high)) - max(least, float(low))) / max(1e-12, float(high - low))
-        values = problem.theta[:, i].unique()
-        if span < narrow or len(values) == 1:
-            notes.append(
-                f"All pairs have {name} between {least:.4g} and {most:.4g}, {max(0.0, span):.0%} of the prior's range: nothing "
-                "shows how to correct outside of it, and there the answer returns to the prior. Measure pairs at other values "
-                f"of {name}, or pass target_prior= if it stays there."
-            )
-        elif len(values) < min(few, len(problem)):
-            notes.append(
-                f"All pairs have one of {len(values)} values of {name}, from {least:.4g} to {most:.4g}: between them the "
-                f"correction is interpolated, unchecked. Measure some pairs at other values of {name}."
             )
     return notes
 
