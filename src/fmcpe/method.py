@@ -28,6 +28,8 @@ from fmcpe.problem import build_problem, fingerprints
 from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
 
+BANK = 2000
+"""Simulations from the prior: for replay, scales, and what is usual among simulations."""
 SIMULATIONS_PER_PAIR = 16
 """Simulations at the θ of each pair, for candidates that compare them with y."""
 
@@ -46,6 +48,7 @@ class FMCPE:
         names: Of the parameters; they stay with the posterior. By default those that `posterior` or `prior` carries, or the
             columns of a DataFrame `theta`.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
+        simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
 
     Example:
         >>> posterior = FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0)      # doctest: +SKIP
@@ -63,6 +66,7 @@ class FMCPE:
         device: str = "cpu",
         names: Sequence[str] | None = None,
         simulations: tuple[Any, Any] | None = None,
+        simulation_batch_size: int | None = None,
     ) -> None:
         if isinstance(simulator, NeuralPosterior) and not isinstance(posterior, NeuralPosterior):
             raise TypeError(
@@ -82,21 +86,17 @@ class FMCPE:
         known = names if names is not None else self.base.names or getattr(prior, "names", None)
         self.names = None if known is None else as_names(known, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
-        if simulator is not None:
-            CheckedSimulator(simulator, None)  # refuses what is not a function before there are pairs
+        self.simulation_batch_size = simulation_batch_size
+        if simulator is not None:  # what is not a function is refused before there are pairs
+            CheckedSimulator(simulator, None, batch_size=simulation_batch_size)
 
     def num_simulations(self, num_pairs: int) -> int:
         """Simulations that `fit` runs on so many pairs, if they come without simulations of their own."""
-        if self.simulator is None:
-            return 0
-        bank = 0 if self.simulations is not None else self._bank
-        if isinstance(self.recipe, Paper):
-            return bank + self.recipe.num_simulations(num_pairs)
-        return bank + SIMULATIONS_PER_PAIR * num_pairs
+        return 0 if self.simulator is None else planned_simulations(self.recipe, num_pairs, self.simulations is None)
 
     @property
     def _bank(self) -> int:
-        return self.recipe.num_statistics if isinstance(self.recipe, Paper) else 2000
+        return self.recipe.num_statistics if isinstance(self.recipe, Paper) else BANK
 
     def fit(
         self,
@@ -181,13 +181,21 @@ class FMCPE:
         if x is not None or (self.simulator is None and getattr(self.recipe, "stages", "") == "theta-only"):
             return None
         if self.simulator is not None:
-            return CheckedSimulator(self.simulator, shape, max_failed=0.5)
+            return CheckedSimulator(self.simulator, shape, 0.5, self.simulation_batch_size)
         missing = "Expected a simulator or paired simulations, got neither"
         advice = "Give FMCPE(posterior, simulator), or fit(theta, y, x=simulations_at_theta)."
         if isinstance(self.recipe, Paper):
             raise ValueError(f"{missing}. {advice}")
         warnings.warn(f"{missing}: candidates that need them are not fitted. {advice}", FMCPEWarning, stacklevel=3)
         return None
+
+
+def planned_simulations(recipe: str | Stack | Paper, num_pairs: int, bank: bool = True) -> int:
+    """Simulations that a fit of a recipe runs on so many pairs; without those of the bank if simulations are given."""
+    recipe = _as_recipe(recipe)
+    if isinstance(recipe, Paper):
+        return recipe.num_statistics * bank + recipe.num_simulations(num_pairs)
+    return BANK * bank + SIMULATIONS_PER_PAIR * num_pairs
 
 
 def _as_recipe(recipe: str | Stack | Paper) -> Stack | Paper:

@@ -67,7 +67,7 @@ class Draws:
     def summary(self, level: float = 0.9, most: int = 20) -> str:
         """Median and central interval of each parameter for each of at most so many observations, as text."""
         low, middle, high = np.quantile(self.theta, [(1 - level) / 2, 0.5, (1 + level) / 2], axis=1)
-        head = ["observation", *(f"{name} (median, {level:.0%} interval)" for name in self.names)]
+        head = ["observation", *(f"{name} [{100 * level:g} % interval]" for name in self.names)]
         rows = [
             [
                 label,

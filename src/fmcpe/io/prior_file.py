@@ -90,7 +90,7 @@ def read_prior_file(path: str | Path) -> PriorFile:
     for name, table in tables.items():
         kind, numbers = _parameter(path, name, table)
         values = (torch.tensor([value], dtype=torch.float32) for value in numbers.values())
-        parts.append(FAMILIES[kind].build(*values))  # type: ignore[call-arg]
+        parts.append(FAMILIES[kind].build(*values))
         kinds.append(kind)
         unit = f" {table['unit']}" if "unit" in table else ""
         said = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
