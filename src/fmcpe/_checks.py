@@ -91,7 +91,11 @@ def finite_rows(data: Tensor) -> Tensor:
 
 def as_numbers(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
     """A detached tensor of a number, a list, an array, a DataFrame or a tensor."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        array = np.asarray(value)
+        tensor = torch.as_tensor(array if array.flags.writeable else array.copy())  # pandas gives views, torch warns
     return tensor.detach().to(device=device, dtype=dtype)
 
 

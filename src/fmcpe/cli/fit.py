@@ -113,32 +113,31 @@ def _fit(options: argparse.Namespace, inputs: Inputs) -> CorrectedPosterior:
     from fmcpe import FMCPE, train_npe
 
     prior = None if inputs.prior is None else inputs.prior.prior
-    number, pairs, given = len(inputs.pairs.theta), inputs.pairs, inputs.simulations
+    pairs, given, base = inputs.pairs, inputs.simulations, inputs.base
     rows = None if given is None else (given.theta, given.y)
-    base = inputs.base
-    method: Any = None
-    if base is not None:
-        method = FMCPE(base, inputs.simulator, prior, recipe=options.recipe, names=inputs.names, simulations=rows)
-    _say_plan(options, inputs, method)
+    _say_plan(options, inputs)
     with notes() as found:
         if base is None:
-            trained_on = "existing" if given is not None else f"{options.num_simulations}"
-            say(f"Training the base posterior on {trained_on} simulations ...")
+            say(
+                f"Training the base posterior on {options.num_simulations if given is None else 'existing'} simulations ..."
+            )
             base = train_npe(
                 None if given is not None else inputs.simulator, prior, options.num_simulations,  # type: ignore[arg-type]
                 "auto" if options.embedding == "auto" else None, options.seed, names=inputs.names, simulations=rows,
                 max_failed=options.max_failed, simulation_batch_size=max(1, options.num_simulations // 100),
             )  # fmt: skip
-    say_notes(found)
-    method = method or FMCPE(base, inputs.simulator, recipe=options.recipe, simulations=rows, simulation_batch_size=100)
-    with notes() as found:
-        say(f"Correcting it with {number} pairs ...")
+            prior = None
+        say(f"Correcting it with {len(pairs.theta)} pairs ...")
+        method = FMCPE(
+            base, inputs.simulator, prior, recipe=options.recipe, names=inputs.names, simulations=rows,
+            simulation_batch_size=100,
+        )  # fmt: skip
         posterior = method.fit(pairs.theta, pairs.y, inputs.paired, seed=options.seed)
     say_notes(found, posterior.record.notes)
     return posterior
 
 
-def _say_plan(options: argparse.Namespace, inputs: Inputs, method: Any) -> None:
+def _say_plan(options: argparse.Namespace, inputs: Inputs) -> None:
     """What will be done, before it is done."""
     from fmcpe.method import planned_simulations
 
@@ -218,8 +217,8 @@ def _refuse_outside(pairs: Pairs, prior: Distribution, names: tuple[str, ...], w
     values = ", ".join(f"{name} = {theta[row, names.index(name)]:.6g}" for name in wrong or names)
     others = f" and others in {int(outside.sum()) - 1} more rows" if int(outside.sum()) > 1 else ""
     raise ValueError(
-        f"Expected θ inside the prior of {where} in {pairs.table.path}, got {values} in {pairs.table.place(row)}{others}. Widen "
-        "the prior, or leave the pair out."
+        f"Expected θ inside the prior of {where} in {pairs.table.path}, got {values} in {pairs.table.place(row)}{others}. "
+        "Widen the prior, or leave the pair out."
     )
 
 
