@@ -32,7 +32,7 @@ def manifest(path):
 
 def test_the_manifest_says_what_is_inside(posteriors, tmp_path):
     says = manifest(posteriors("joint").save(tmp_path / "run.fmcpe"))
-    assert says["format"] == 5
+    assert says["format"] == 6
     assert set(says["versions"]) == {"fmcpe", "torch", "sbi", "zuko"}
     assert says["posterior"]["solver"]["steps"] == TINY.steps
     assert (says["x_shape"], says["theta_dim"], says["report"]["num_pairs"]) == ([3], 2, 30)
@@ -244,7 +244,7 @@ def test_another_format_is_refused_by_name(posteriors, tmp_path):
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     save_file(tensors, path, metadata={"fmcpe": json.dumps(manifest(path) | {"format": 4})})
-    with pytest.raises(ValueError, match=r"format 5, got .* of format 4.*Fit the posterior again"):
+    with pytest.raises(ValueError, match=r"format 6, got .* of format 4.*Fit the posterior again"):
         fmcpe.load(path)
 
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
@@ -27,6 +27,9 @@ from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
 from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
+
+if TYPE_CHECKING:
+    from fmcpe.diagnostics.cv_plus import CVPlus
 
 BANK = 2000
 """Simulations from the prior: for replay, scales, and what is usual among simulations."""
@@ -105,6 +108,7 @@ class FMCPE:
         x: Any = None,
         *,
         weights: Any = None,
+        conformal: str | CVPlus | None = None,
         seed: int | None = None,
         show_progress_bars: bool = True,
     ) -> CorrectedPosterior:
@@ -115,12 +119,18 @@ class FMCPE:
             y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
             weights: What each pair counts in the cross-validated score, (N,), where pairs were not drawn from the target prior.
+            conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
+                posterior has `interval` without held-out pairs.
             seed: Makes the fit reproducible; torch's global generator is left as it was.
             show_progress_bars: Whether to show progress once the fit takes more than two seconds.
 
         Returns:
             The corrected posterior; ``x=`` of its methods is the real observation.
         """
+        if conformal is not None:
+            from fmcpe.diagnostics.cv_plus import fit_with_cv_plus
+
+            return fit_with_cv_plus(self, conformal, theta, y, x, weights, seed, show_progress_bars)
         given, data_names = self.names or columns_of(theta) or (), columns_of(y) or ()
         theta, y, x = as_pairs(
             in_order(theta, self.names, "theta"), y, in_order(x, data_names, "x"), self.base.prior, self.base.raw_shape

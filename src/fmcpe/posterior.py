@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
@@ -28,12 +28,14 @@ from fmcpe._names import default_names, in_order
 from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
-from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
 from fmcpe.record import HeldOut, Record
 from fmcpe.search import cross_entropy_search
+
+if TYPE_CHECKING:
+    from fmcpe.diagnostics.conformal import Conformal, Intervals
 
 
 class CorrectedPosterior(NeuralPosterior):
@@ -297,31 +299,50 @@ class CorrectedPosterior(NeuralPosterior):
             self._best = best
         return best
 
-    def conformalize(self, theta: Any, y: Any, *, num_samples: int = 1000, seed: int = 0) -> CorrectedPosterior:
-        """Calibrate `interval` on held-out pairs (`fmcpe.conformal`), in place. Pairs with the same θ count once.
+    def conformalize(
+        self,
+        theta: Any,
+        y: Any,
+        *,
+        weights: Callable[[Tensor], Any] | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+    ) -> CorrectedPosterior:
+        """Calibrate `interval` on held-out pairs (`fmcpe.diagnostics.conformal`), in place. Pairs with the same θ count once.
 
         Args:
             theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
             y: Real measurements taken at them, (n, ...).
+            weights: For θ drawn from another density than the target prior, as in a design: the ratio p_target / p_design,
+                up to a constant, a function of physical θ, (N, p) -> (N,). See `fmcpe.diagnostics.label_shift`.
             num_samples: Draws per observation that median and half-width are estimated from.
             seed: Of the draws, and of which of several pairs with the same θ counts.
         """
+        from fmcpe.diagnostics.conformal import SplitConformal
+        from fmcpe.diagnostics.label_shift import LabelShiftConformal
+
         theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
         used = set(self.record.fingerprints) & set(fingerprints(theta, y))
         if used:
             raise ValueError(
                 f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
-                "nothing for new ones. Hold some pairs out, and fit on the others."
+                'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
             )
-        self.conformal = Conformal.of(self, theta.to(self._device), y.to(self._device), num_samples, seed)
+        theta, y = theta.to(self._device), y.to(self._device)
+        if weights is None:
+            self.conformal = SplitConformal.of(self, theta, y, num_samples, seed)
+        else:
+            self.conformal = LabelShiftConformal.of(self, theta, y, weights, num_samples, seed)
         return self
 
     def interval(self, level: float = 0.9, x: Any = None, *, joint: bool = False, seed: int = 0) -> Intervals:
-        """Intervals with a finite-sample guarantee for real observations; `conformalize` comes first.
+        """Intervals with a finite-sample guarantee for real observations.
+
+        `conformalize` comes first, or ``fit(..., conformal="cv+")``.
 
         Args:
-            level: Probability that is promised, 1 - α.
+            level: Nominal probability, 1 - α; what of it is promised, the intervals say.
             x: One real observation, or a batch (B, ...); the default one if None.
             joint: Whether all parameters together lie inside with that probability, or each by itself.
             seed: Of the draws.
@@ -329,7 +350,8 @@ class CorrectedPosterior(NeuralPosterior):
         if self.conformal is None:
             raise ValueError(
                 "Expected held-out pairs to calibrate intervals on, got none. Call posterior.conformalize(theta_held_out, "
-                "y_held_out) first; for plain credible intervals, take quantiles of posterior.sample(...)."
+                'y_held_out) first, or fit(theta, y, conformal="cv+"); for plain credible intervals, take quantiles of '
+                "posterior.sample(...)."
             )
         y = self._x_else_default_x(x) if x is None else self._as_observations(x)
         self._warn_out_of_range(y)
@@ -360,6 +382,7 @@ class CorrectedPosterior(NeuralPosterior):
         self.shared.base.to(device)
         self._device = str(device)
         self._x = None if self._x is None else self._x.to(device)
+        self.conformal = None if self.conformal is None else self.conformal.to(device)
         self.potential_fn = CorrectedPotential(self, self.prior)
         return self
 
@@ -372,6 +395,24 @@ class CorrectedPosterior(NeuralPosterior):
     def summary(self) -> str:
         """What was fitted, and its scores on held-out pairs, as text."""
         return self.record.text(self.space.dim, tuple(self.observation_shape))
+
+    def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
+        """Write the trust report: one HTML file that says how far to trust this posterior, and why; JSON beside it.
+
+        Args:
+            path: The HTML file; the numbers go to the same name with ``.json``.
+            x: Real observations to be answered in it, (B, ...).
+            learning_curve: Of `fmcpe.diagnostics.learning_curve`, if it was computed.
+            seed: Of bootstrap, permutations and draws.
+        """
+        from fmcpe.diagnostics.report import write_report
+
+        return write_report(self, path, x, learning_curve, seed=seed)
+
+    def _repr_html_(self) -> str:
+        from fmcpe.diagnostics.report import short_html
+
+        return short_html(self)
 
     def __repr__(self) -> str:
         return (

@@ -58,6 +58,34 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A warning of the fit.
+
+    Args:
+        kind: ``"coverage"``, ``"information"``, ``"design"`` or ``"importance"``.
+        text: What the user was told.
+    """
+
+    kind: str
+    text: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the pairs refute the posterior: over-confident, or no better than the prior."""
+        return self.kind in ("coverage", "information")
+
+    @property
+    def short(self) -> str:
+        """In a few words."""
+        return {
+            "coverage": "over-confident intervals",
+            "information": "held-out pairs predicted no better than by the prior",
+            "design": "pairs that do not span the prior",
+            "importance": "unreliable importance weights",
+        }.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True)
 class ParameterRecord:
     """One parameter on held-out pairs, in physical units.
 
@@ -120,7 +148,7 @@ class Record:
     distances: dict[str, Any] = field(default_factory=dict)
     distinct: int = 0
     parameters: tuple[ParameterRecord, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     fingerprints: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     data_names: tuple[str, ...] = ()
@@ -138,8 +166,10 @@ class Record:
             )
             for line in config["parameters"]
         )
-        listed = {name: tuple(config.get(name, ())) for name in ("notes", "fingerprints", "names", "data_names")}
-        return cls(**config | {"parameters": lines} | listed)
+        # files of format 5 have the text alone
+        notes = tuple(Note("other", each) if isinstance(each, str) else Note(**each) for each in config["notes"])
+        listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names")}
+        return cls(**config | {"parameters": lines, "notes": notes} | listed)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
@@ -167,7 +197,7 @@ class Record:
                     f"  {p.name}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
                     f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
                 )
-        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+        return "\n".join([*lines, *(["", *(note.text for note in self.notes)] if self.notes else [])])
 
 
 def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
@@ -187,14 +217,15 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         for i, name in enumerate(names)
     )  # fmt: skip
     weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
-    notes = [
-        *_refuted(lines, groups_of(truth)[1]),
-        *design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
-        *_uninformative(fitted),
-        *_unreliable(fitted),
-    ]
+    found = {
+        "coverage": _refuted(lines, groups_of(truth)[1]),
+        "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
+        "information": _uninformative(fitted),
+        "importance": _unreliable(fitted),
+    }
+    notes = [Note(kind, text) for kind, texts in found.items() for text in texts]
     for note in notes:
-        warnings.warn(note, FMCPEWarning, stacklevel=stacklevel + 1)
+        warnings.warn(note.text, FMCPEWarning, stacklevel=stacklevel + 1)
     return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
         float(fitted.scores.mean()),

@@ -35,6 +35,6 @@ def run(options: argparse.Namespace) -> int:
     with notes() as found:
         written = posterior.report(options.out)
     say(posterior.summary())
-    say_notes(found, posterior.record.notes)
+    say_notes(found, [note.text for note in posterior.record.notes])
     say(f"\nReport: {written}")
     return 0

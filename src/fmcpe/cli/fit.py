@@ -133,7 +133,7 @@ def _fit(options: argparse.Namespace, inputs: Inputs) -> CorrectedPosterior:
             simulation_batch_size=100,
         )  # fmt: skip
         posterior = method.fit(pairs.theta, pairs.y, inputs.paired, seed=options.seed)
-    say_notes(found, posterior.record.notes)
+    say_notes(found, [note.text for note in posterior.record.notes])
     return posterior
 
 

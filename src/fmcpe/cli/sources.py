@@ -9,7 +9,7 @@ import importlib.util
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,7 @@ def notes() -> Iterator[list[str]]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def say_notes(found: list[str], known: tuple[str, ...] = ()) -> None:
+def say_notes(found: list[str], known: Sequence[str] = ()) -> None:
     """Print notes that were not printed before."""
     for text in dict.fromkeys(found):
         if text not in known:

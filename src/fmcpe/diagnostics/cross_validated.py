@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy import stats
@@ -52,6 +52,38 @@ class CalibrationResult:
     detectable_bias: float
     detectable_scale: float
     verdict: str
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the pairs show that some parameter is over-confident, biased, or miscalibrated in another way."""
+        return any(not verdict.startswith(("calibrated", "too wide")) for verdict in self.sbc.verdicts)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the posterior is calibrated, and the pairs are enough to tell."""
+        return self.verdict.startswith("Calibrated")
+
+    def numbers(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "verdict": self.verdict,
+            "verdicts": dict(zip(self.sbc.names, self.sbc.verdicts, strict=True)),
+            "bias": self.sbc.bias.tolist(),
+            "width_factor": self.sbc.scale.tolist(),
+            "ks_p": self.sbc.p_values.tolist(),
+            "pit": {
+                "points": self.pit.points.tolist(),
+                "ecdf": self.pit.ecdf.T.tolist(),
+                "band": self.pit.band.tolist(),
+            },
+            "tarp": None if self.coverage.joint is None else self.coverage.joint.tolist(),
+            "energy": self.energy,
+            "energy_ratio": list(self.energy_ratio),
+            "crps": self.crps.tolist(),
+            "crps_ratio": [list(each) for each in self.crps_ratio],
+            "detectable_bias": self.detectable_bias,
+            "detectable_width_factor": self.detectable_scale,
+        }
 
     def summary(self) -> str:
         """Verdict, scores, ranks and coverage."""
