@@ -131,6 +131,8 @@ class Record:
         parameters: One line per parameter.
         notes: What the user was warned of.
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
+        names: Of the parameters; empty if nobody named them.
+        data_names: Of the columns of y, where they came with names.
     """
 
     method: str = "FMCPE"
@@ -148,6 +150,8 @@ class Record:
     parameters: tuple[ParameterRecord, ...] = ()
     notes: tuple[Note, ...] = ()
     fingerprints: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    data_names: tuple[str, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -164,13 +168,14 @@ class Record:
         )
         # files of format 5 have the text alone
         notes = tuple(Note("other", each) if isinstance(each, str) else Note(**each) for each in config["notes"])
-        return cls(**config | {"parameters": lines, "notes": notes, "fingerprints": tuple(config["fingerprints"])})
+        listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names")}
+        return cls(**config | {"parameters": lines, "notes": notes} | listed)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [
-            f"{what} of {dim} parameter(s) given observations of shape {shape}.",
+            f"{what} of {', '.join(self.names) or f'{dim} parameter(s)'} given observations of shape {shape}.",
             f"Fitted on {self.num_pairs} calibration pairs in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):

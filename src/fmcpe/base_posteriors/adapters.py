@@ -11,7 +11,8 @@ import torch
 from sbi.inference.posteriors import DirectPosterior, EnsemblePosterior, VectorFieldPosterior
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.neural_nets.estimators import ZukoFlow
-from sbi.utils.sbiutils import CallableTransform
+from sbi.neural_nets.estimators.base import ConditionalEstimator
+from sbi.utils.sbiutils import CallableTransform, ImproperEmpirical
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -31,6 +32,7 @@ class DensityBase(BasePosterior):
         self._summarised: DensityBase | None = None
         self._net: nn.Module | None = None
         self._made_of: list[Tensor] = []
+        self.names = getattr(posterior, "names", None)
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
     def _embed(self, x: Tensor) -> Tensor:
@@ -143,6 +145,7 @@ class EnsembleBase(BasePosterior):
         members, weights = [members[i] for i in used], weights[used]
         self.members: Sequence[BasePosterior] = members
         self.weights = weights / weights.sum()
+        self.names = members[0].names
         super().__init__(members[0].prior, members[0].x_shape)
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
@@ -223,6 +226,7 @@ def as_base_posterior(
         )
     if isinstance(posterior, BasePosterior):
         return posterior
+    _refuse_other_parts_of_sbi(posterior, prior)
     if isinstance(posterior, DirectPosterior):
         return DensityBase(posterior, prior)
     if isinstance(posterior, VectorFieldPosterior):
@@ -246,3 +250,27 @@ def as_base_posterior(
         "Expected an sbi DirectPosterior, EnsemblePosterior or VectorFieldPosterior, or a function from x to one draw "
         f"of theta per row, got a {type(posterior).__name__}. Train one with fmcpe.train_npe(simulator, prior)."
     )
+
+
+def _refuse_other_parts_of_sbi(posterior: Any, prior: Distribution | None) -> None:
+    """Recognise what belongs to sbi and is not a posterior with a prior."""
+    if isinstance(posterior, ConditionalEstimator):
+        raise TypeError(
+            f"Expected an sbi posterior, got a {type(posterior).__name__}, the estimator that inference.train() returns. Pass "
+            "inference.build_posterior(estimator)."
+        )
+    if hasattr(posterior, "append_simulations") and hasattr(posterior, "build_posterior"):
+        raise TypeError(
+            f"Expected an sbi posterior, got the trainer {type(posterior).__name__}. Pass inference.build_posterior()."
+        )
+    if isinstance(posterior, Distribution):
+        raise TypeError(
+            f"Expected a posterior, got a {type(posterior).__name__}, which depends on no data. Call FMCPE(posterior, "
+            "simulator, prior), or train a posterior first: fmcpe.train_npe(simulator, prior)."
+        )
+    members = posterior.posteriors if isinstance(posterior, EnsemblePosterior) else [posterior]
+    if prior is None and any(isinstance(getattr(each, "prior", None), ImproperEmpirical) for each in members):
+        raise ValueError(
+            "Expected the prior of the simulations, got an sbi posterior whose NPE was given none. Pass it: FMCPE(posterior, "
+            "simulator, prior=BoxUniform(low, high)), the distribution that θ of the simulations were drawn from."
+        )

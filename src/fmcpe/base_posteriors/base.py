@@ -31,6 +31,8 @@ class BasePosterior(ABC):
     """Draws of x̃ in the Monte-Carlo mixture of the corrected density."""
     redraws = 20
     """How often a draw outside the support is repeated before it is clamped."""
+    names: tuple[str, ...] | None = None
+    """Of the parameters, where they are known."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
     estimator: Any = None

@@ -113,6 +113,8 @@ class Candidate(ABC):
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
     """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+    effort: ClassVar[float] = 1.0
+    """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
 
     def __post_init__(self) -> None:
         if is_dataclass(self):

@@ -73,6 +73,7 @@ class FineTuned(Candidate):
     level: float = 0.8
 
     name = "fine_tuned"
+    effort = 10.0
 
     def skipped(self, problem: Problem) -> str | None:
         tunable = isinstance(problem.base, DensityBase)

@@ -180,6 +180,7 @@ class JointFlow(Candidate):
     validation: float = 0.2
 
     name = "joint_flow"
+    effort = 15.0
 
     def skipped(self, problem: Problem) -> str | None:
         if problem.x is None:

@@ -124,6 +124,13 @@ class Paper:
         simulate = None if simulator is None else lambda theta: base.summarise(simulator(theta))
         return chain, _train(chain, pairs, simulate, self, show_progress_bars)
 
+    def num_simulations(self, pairs: int) -> int:
+        """Simulations that a fit on so many pairs runs, beside those that standardise x."""
+        held_out = max(1, round(self.validation_fraction * pairs))
+        phases = sum("x" in fields for fields in _PHASES[self.stages])
+        validations = -(-self.epochs // self.validate_every)
+        return phases * (self.epochs * (pairs - held_out) + validations * held_out * -(-64 // held_out))
+
     def _build(self, problem: Problem, base: BasePosterior, pairs: _Pairs) -> JointFlowed:
         """Statistics of the simulations, and untrained velocity fields."""
         shape, widths = tuple(pairs.y.shape[1:]), (self.hidden,) * self.blocks

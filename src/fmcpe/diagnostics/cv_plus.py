@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fmcpe._checks import as_pairs, as_tensor, check_numbers
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import in_order
 from fmcpe._random import derive, seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.diagnostics.conformal import (
@@ -221,6 +222,8 @@ def fit_with_cv_plus(
             "from held-out pairs, call posterior.conformalize(theta, y) after the fit."
         )
     plan = CVPlus() if isinstance(conformal, str) else conformal
+    given = theta, y, x  # columns of a DataFrame name the parameters
+    theta = in_order(theta, method.names, "theta")
     theta, y, x = as_pairs(theta, y, x, method.base.prior, method.base.raw_shape)
     theta, y = theta.to(method.device), y.to(method.device)
     weights = None if weights is None else as_tensor(weights, "weights")
@@ -234,6 +237,6 @@ def fit_with_cv_plus(
         return type(found)(found.inner, found.shared, found.observation_shape, Record(num_pairs=len(rows)))
 
     calibrated = plan.calibrate(fit, theta, y, seed)
-    posterior = method.fit(theta, y, x, weights=weights, seed=seed, show_progress_bars=show_progress_bars)
+    posterior = method.fit(*given, weights=weights, seed=seed, show_progress_bars=show_progress_bars)
     posterior.conformal = calibrated
     return posterior

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fmcpe._checks import CheckedSimulator, as_theta, is_whole
+from fmcpe._checks import as_theta, is_whole
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.energy import Distances
 from fmcpe.mixture import Mixture
 from fmcpe.stacking import stack_weights

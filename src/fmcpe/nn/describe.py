@@ -14,6 +14,7 @@ from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
 from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
+from fmcpe.distributions import LogUniform
 from fmcpe.nn.embeddings import ChannelsFirst, LevelAware
 
 _LAYERS: dict[str, Any] = {
@@ -69,6 +70,7 @@ _FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "Gamma": (distributions.Gamma, ("concentration", "rate")),
     "Beta": (distributions.Beta, ("concentration1", "concentration0")),
     "HalfNormal": (distributions.HalfNormal, ("scale",)),
+    "LogUniform": (LogUniform, ("low", "high")),
     "MultivariateNormal": (distributions.MultivariateNormal, ("loc", "covariance_matrix")),
     "BoxUniform": (BoxUniform, ("low", "high")),
 }
