@@ -1,11 +1,12 @@
 r"""Do the pairs span the question? Parameters that hardly vary among them, and regions of the prior without any.
 
-With u_j the prior probability below θ_j, N draws of the prior leave N + 1 spacings of u between them and the ends. The largest exceeds
-g with probability \( \sum_{k \ge 1} (-1)^{k+1} \binom{N+1}{k} (1 - kg)_+^N \) (Fisher, 1929). A gap that N draws of the prior would
-leave with a probability of less than 1 %, over all parameters, has no pairs where the answer will be asked for.
+With u_j the prior probability below θ_j, N draws of the prior leave N + 1 spacings of u between them and the ends. The
+largest exceeds g with probability \( \sum_{k \ge 1} (-1)^{k+1} \binom{N+1}{k} (1 - kg)_+^N \) (Fisher, 1929). A gap that N
+draws of the prior would leave with a probability of less than 1 %, over all parameters, has no pairs where the answer will
+be asked for.
 
-A design can fill each parameter's range and still lie on a line. So the nearest pair of each draw of the prior is compared with the
-nearest of N other draws: `JointSpan.share` of the prior lies farther off than 99 % of draws do from these.
+A design can fill each parameter's range and still lie on a line. So the nearest pair of each draw of the prior is compared
+with the nearest of N other draws: `JointSpan.share` of the prior lies farther off than 99 % of draws do from these.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _span(theta: Tensor, prior: Tensor, name: str, level: float, narrow: float, 
     elif gaps:
         where = ", ".join(f"{gap.low:.4g} to {gap.high:.4g} ({gap.share:.0%} of the prior)" for gap in gaps)
         note = (
-            f"No pair has {name} from {where}: there the correction is interpolated, unchecked. Measure some pairs there, or pass "
+            f"No pair has {name} from {where}: there the correction is interpolated, unchecked. Measure some "
+            f"pairs there, or pass "
             f"target_prior= if {name} never lies there."
         )
     return Span(name, tuple(values.tolist()), low, high, covered, len(distinct), gaps, note)
@@ -201,7 +203,8 @@ def joint_span_of(
     note = ""
     if p < level:
         note = (
-            f"{share:.0%} of the prior lies farther from all pairs than it would from {number} draws of it (p = {p:.2g}), although each "
+            f"{share:.0%} of the prior lies farther from all pairs than it would from {number} draws of it (p = "
+            f"{p:.2g}), although each "
             f"of {', '.join(names)} spans its range: some vary together. Measure pairs at other combinations."
         )
     return JointSpan(share, p, note)

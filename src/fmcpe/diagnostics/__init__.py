@@ -1,7 +1,8 @@
 """Can the answer be believed? Diagnostics on held-out real pairs.
 
-`calibration`, `misspecification`, `suspects` and `span` need a fitted posterior alone, also one from a file; `sbc` and `coverage`
-take new pairs. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the diagnostics do not load matplotlib.
+`calibration`, `misspecification`, `suspects` and `span` need a fitted posterior alone, also one from a file; `sbc` and
+`coverage` take new pairs. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the diagnostics do not load
+matplotlib.
 """
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc, sbc_of_draws
