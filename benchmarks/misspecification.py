@@ -132,8 +132,9 @@ def report(rows):
         total = sum(int(row["repeats"]) for row in chosen)
         cells = []
         for test in tests:
-            rates = [(float(row[test]), int(row["repeats"])) for row in chosen if row[test] != "nan"]
-            cells.append(f"{100 * np.average(*zip(*rates, strict=True)):8.1f}" if rates else f"{'':8s}")
+            known = [row for row in chosen if row[test] != "nan"]
+            rejected = sum(float(row[test]) * int(row["repeats"]) for row in known)
+            cells.append(f"{100 * rejected / sum(int(row['repeats']) for row in known):8.1f}" if known else f"{'':8s}")
         print(f"{label:34s} {total:6d} " + " ".join(cells))
 
     header = f"{'':34s} {'tests':>6s} " + " ".join(f"{test[:8]:>8s}" for test in tests)
