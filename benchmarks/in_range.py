@@ -58,14 +58,10 @@ def main():
     inside = float(parts[4][0].quantile(0.05))
     bottom.axhline(inside, color="black", lw=0.8, ls=":")
     bottom.text(at[0], inside, "5th percentile in range", fontsize=8, va="bottom")
-    bottom.set(xscale="log", xlabel="distance from where it was measured, standard deviations of the pairs' data", ylim=(0,
-    None))
+    bottom.set(xscale="log", xlabel="distance moved, standard deviations of the pairs' data", ylim=(0, None))
     bottom.legend(frameon=False, fontsize=8)
-       
-       
-       
-        for axes in
-        (top, bottom): _tidy(axes)
+    for axes in (top, bottom):
+        _tidy(axes)
     if len(sys.argv) > 1:
         figure.savefig(sys.argv[1], dpi=110)
 

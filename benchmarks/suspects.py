@@ -4,8 +4,8 @@
     python benchmarks/suspects.py docs/results/trust/suspects-default.csv --default --repeats 10
 
 "found": the faulty pair, or both swapped rows, are named; "one": at least one of the swapped rows; "false": other pairs that
-are named, per fit; "first": the most suspect pair is faulty. Swapped rows are at least one prior standard deviation apart in z. The
-light stack (prior, uncorrected, residual shift, synthetic likelihood) takes a second; the base posterior is trained once.
+are named, per fit; "first": the most suspect pair is faulty. Swapped rows are at least one prior standard deviation apart in z.
+The light stack (prior, uncorrected, residual shift, synthetic likelihood) takes a second; the base posterior is trained once.
 """
 
 from __future__ import annotations

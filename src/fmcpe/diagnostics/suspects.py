@@ -3,15 +3,15 @@ r"""Which calibration pair is suspect? Pairs that disagree with all others.
 Three questions are asked of each pair, all answered without it:
 
     θ given y  Mahalanobis distance of the true z from the draws of members that have not seen the pair
-    y given θ  distance of the summary of y from a robust regression on what the simulator gives at θ, and on θ: Student-t weights,
-               ridge penalty by leave-one-out, leave-one-out residuals whitened by their weighted covariance
+    y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there: Student-t
+               weights, ridge penalty by leave-one-out, leave-one-out residuals whitened by their weighted covariance
     swapped    with another pair: by how much each θ fits the other's y better than its own
 
 The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
 they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs. Two rows i and j are
 swapped if both log-likelihood gains g are positive. Then 2 min(g_i, g_j) is at most the log likelihood ratio of the swap, which
-under the null hypothesis is at worst N(-v/2, v): p = Φ(-√(2·2 min)) for any v, times the number of partners. P-values are adjusted
-for the number of questions (Benjamini and Hochberg, 1995).
+under the null hypothesis is N(-v/2, v) for Gaussian posteriors: p ≤ Φ(-√(2·2 min(g_i, g_j))) for any v, times the number of
+partners. P-values are adjusted for the number of questions (Benjamini and Hochberg, 1995).
 """
 
 from __future__ import annotations
