@@ -135,7 +135,9 @@ def test_scores_of_a_small_problem(base, fitted):
     outside = int((~curve.inside[0, 0]).nonzero()[0])
     changed = y.clone()
     changed[outside] = changed[outside] + 1.0
-    other = learning_curve(FMCPE(base, simulate), theta, changed, recipe=LIGHT, fractions=(0.4, 0.7, 1), repeats=2, seed=3)
+    other = learning_curve(
+        FMCPE(base, simulate), theta, changed, recipe=LIGHT, fractions=(0.4, 0.7, 1), repeats=2, seed=3
+    )
     same = other.scores[0, 0] == curve.scores[0, 0]
     assert bool(same[curve.inside[0, 0]].all()) and not bool(same[outside])
     assert not torch.equal(other.scores[0, -1], curve.scores[0, -1])

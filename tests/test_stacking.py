@@ -13,8 +13,8 @@ from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, metrics
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.candidates.base import Posterior, split_rows, tiled
-from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.candidates.base import Posterior, split_rows
+from fmcpe.candidates.joint_flow import JointFlowed, tiled
 from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration

@@ -71,7 +71,8 @@ def test_a_correlated_prior_keeps_its_shape():
         found = suggest(posterior_of(BANANA, theta), 30, seed=seed)
         whole = [torch.cat([theta, more]) for more in (found, drawn)]
         mine, others = (
-            (torch.cov(pairs.T) - BANANA.covariance_matrix).norm() + (pairs.mean(0) - BANANA.mean).norm() for pairs in whole
+            (torch.cov(pairs.T) - BANANA.covariance_matrix).norm() + (pairs.mean(0) - BANANA.mean).norm()
+            for pairs in whole
         )
         better += bool(mine < others)
     assert better >= 9

@@ -35,18 +35,20 @@ class DensityBase(BasePosterior):
         self.names = getattr(posterior, "names", None)
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
-    def _flow(self, x: Tensor) -> Any:
-        """The conditional distribution for each row of x; sbi's wrapper embeds each x anew for every θ."""
-        return self._flow_of(self.estimator.embedding_net(x))
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.estimator.embedding_net(x)
 
-    def _flow_of(self, seen: Tensor) -> Any:
-        """The same for embedded rows, through the fast implementation of the flow where there is one."""
+    def _flow(self, x: Tensor) -> Any:
+        """The conditional distribution for each row of x, through the fast implementation of the flow where there is one.
+
+        sbi's wrapper embeds each x anew for every θ.
+        """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
         # it shares the flow's tensors, and is stale once they are replaced, e.g. on another device
         if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
             self._net, self._made_of = natively(net, own_weights=False) or net, parts
-        return self._net(seen)
+        return self._net(self._embed(x))
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         if isinstance(self.estimator, ZukoFlow):
@@ -88,10 +90,6 @@ class DensityBase(BasePosterior):
         onto_support = any(isinstance(m, CallableTransform) for m in self.estimator.modules())
         return not onto_support and super()._may_leak()
 
-    def to(self, device: str | torch.device) -> BasePosterior:
-        self.estimator.to(device)
-        return self
-
 
 class SummaryBase(DensityBase):
     """A `DensityBase` conditioned on its embedding h(x) in place of x."""
@@ -104,8 +102,8 @@ class SummaryBase(DensityBase):
     def summarise(self, data: Tensor) -> Tensor:
         return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
 
-    def _flow(self, x: Tensor) -> Any:
-        return self._flow_of(x)
+    def _embed(self, x: Tensor) -> Tensor:
+        return x
 
 
 class VectorFieldBase(BasePosterior):
@@ -137,10 +135,6 @@ class VectorFieldBase(BasePosterior):
         z0, logdet = self.solver.invert_with_logdet(self._velocity(rows), z)
         base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
         return (base.log_prob(z0).sum(-1) - logdet - shift).unflatten(0, theta.shape[:2])
-
-    def to(self, device: str | torch.device) -> BasePosterior:
-        self.estimator.to(device)
-        return self
 
 
 class EnsembleBase(BasePosterior):

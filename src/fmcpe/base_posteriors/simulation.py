@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,34 +55,13 @@ def simulate(
     # batches need different seeds even if the user gives none: all workers start from the same state
     start = int(torch.randint(2**31, ())) if seed is None else seed
     seeds = [derive(start, "simulate", k) for k in range(len(batches))]
-    parts: list[Tensor] = [torch.empty(0)] * len(batches)
-    counts = CheckedSimulator(simulator, None, max_failed)
-
-    def done(k: int, result: tuple[Tensor, str]) -> None:
-        parts[k], first = result
-        counts.add(len(batches[k]), int((~finite_rows(parts[k])).sum()), first, len(theta))
-        bar.update(len(batches[k]))
-
+    results = map if dask is None else partial(_on_cluster, dask)
+    parts, counts = list[Tensor](), CheckedSimulator(simulator, None, max_failed)
     with Progress(len(theta), "simulating", show_progress_bars) as bar:
-        if dask is None:
-            for k, batch in enumerate(batches):
-                done(k, _batch(simulator, batch, seeds[k]))
-        else:
-            from distributed import as_completed
-
-            from fmcpe._cluster import connect
-
-            client = connect(dask)
-            try:
-                futures = {
-                    client.submit(_batch, simulator, batch, seeds[k], pure=False): k for k, batch in enumerate(batches)
-                }
-                for future in as_completed(futures):
-                    done(futures[future], future.result())
-                    future.release()
-            finally:
-                if client is not dask:
-                    client.close()
+        for part, first in results(partial(_batch, simulator), batches, seeds):
+            counts.add(len(part), int((~finite_rows(part)).sum()), first, len(theta))
+            parts.append(part)
+            bar.update(len(part))
     counts.warn()
     shape = next(part.shape[1:] for part in parts if bool(finite_rows(part).any()))
     # a batch that failed as a whole does not know its shape
@@ -96,3 +76,19 @@ def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) 
     checked.patience = len(theta)  # θ may be sorted, and all of one batch fail
     with seeded(seed):
         return checked.try_each(theta)[0], checked.first
+
+
+def _on_cluster(
+    dask: Any, function: Callable[..., tuple[Tensor, str]], *arguments: Sequence[Any]
+) -> Iterator[tuple[Tensor, str]]:
+    """`map` on a Dask cluster."""
+    from fmcpe._cluster import connect
+
+    client = connect(dask)
+    try:
+        for future in client.map(function, *arguments, pure=False):
+            yield future.result()
+            future.release()
+    finally:
+        if client is not dask:
+            client.close()

@@ -166,15 +166,10 @@ def mmd2(
     return within - 2 * kernel_sum(a, b) / (n * m)
 
 
-@overload
-def mse(samples: Any, theta: Any, reduce: Literal[True] = True) -> float: ...
-@overload
-def mse(samples: Any, theta: Any, reduce: Literal[False]) -> Tensor: ...
-def mse(samples: Any, theta: Any, reduce: bool = True) -> float | Tensor:
-    """Mean of `|s - θ|²` over draws (S, B, p) and observations, summed over parameters; (B,) if not `reduce`."""
+def mse(samples: Any, theta: Any) -> float:
+    """Mean of `|s - θ|²` over draws (S, B, p) and observations, summed over parameters."""
     samples, theta = draws_and_truth(samples, theta)
-    values = (samples - theta).square().sum(-1).mean(0)
-    return values.mean().item() if reduce else values
+    return (samples - theta).square().sum(-1).mean().item()
 
 
 @overload

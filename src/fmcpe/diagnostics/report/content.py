@@ -160,7 +160,7 @@ def _promises(conformal: Conformal | None) -> list[dict[str, Any]]:
         return out
     for level in (0.5, 0.8, 0.9, 0.95):
         with suppress(ValueError):  # too few pairs for this level
-            out.append({"level": level} | asdict(conformal.promise(level)))
+            out.append(asdict(conformal.promise(level, joint=False)))
     return out
 
 
