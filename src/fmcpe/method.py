@@ -37,8 +37,9 @@ class FMCPE:
         names: Of the parameters, for reports.
 
     Example:
-        >>> posterior = FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0)      # doctest: +SKIP
-        >>> posterior.sample((1000,), x=y_obs)                                    # doctest: +SKIP
+        >>> posterior = fmcpe.FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0, show_progress_bars=False)
+        >>> posterior.sample((1000,), x=y_obs).shape
+        torch.Size([1000, 1])
     """
 
     def __init__(

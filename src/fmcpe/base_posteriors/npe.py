@@ -147,6 +147,11 @@ def train_npe(
 
     Returns:
         An sbi posterior, with the losses in ``.history``.
+
+    Example:
+        >>> base = fmcpe.train_npe(simulator, prior, num_simulations=500, max_num_epochs=2, seed=0)
+        >>> base.sample((10,), x=y_obs, show_progress_bars=False).shape
+        torch.Size([10, 1])
     """
     training = Training(
         max_num_epochs, training_batch_size, learning_rate, validation_fraction, stop_after_epochs, clip_max_norm

@@ -61,6 +61,16 @@ def suspects(posterior: CorrectedPosterior, *, level: float = 0.05) -> list[Susp
     Args:
         posterior: Fitted with the default recipe, or with a `Stack`, on at least 8 pairs.
         level: False discovery rate: of clean pairs, some is named with at most about this probability.
+
+    Example:
+        >>> from fmcpe import diagnostics
+        >>> diagnostics.suspects(posterior)
+        []
+        >>> swapped = theta_cal.clone()
+        >>> swapped[0] = theta_cal[0] + 8  # a typing error
+        >>> posterior = fmcpe.FMCPE(base, simulator, recipe=fast).fit(swapped, y_cal, seed=0)
+        >>> [found.pair for found in diagnostics.suspects(posterior)]
+        [0]
     """
     held_out = posterior.held_out
     if held_out is None:
