@@ -159,6 +159,7 @@ def sbc(
         >>> diagnostics.sbc(posterior, theta_test, y_test, num_samples=100).calibrated
         True
     """
+    names = names or getattr(posterior, "names", None)
     return sbc_of_draws(draw(posterior, theta, y, num_samples, seed), theta, names=names, seed=seed)
 
 
@@ -255,7 +256,7 @@ def coverage(
         region=region,
         band=band,
         num_observations=n,
-        names=_names(names, theta.shape[1]),
+        names=_names(names or (None if given else getattr(posterior, "names", None)), theta.shape[1]),
     )
 
 
