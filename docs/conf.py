@@ -1,16 +1,17 @@
 """Sphinx configuration. ``make docs`` builds the site into ``site/``; nothing in it needs a network to be read."""
 
+import os
 import sys
 from pathlib import Path
 
 import fmcpe
 
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # of tqdm, in the kernels of notebooks
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project, author, release = "fmcpe", "The fmcpe developers", fmcpe.__version__
 copyright = author  # a date would make every build different
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "house_style"]
-suppress_warnings = ["toc.empty_glob"]  # a pattern that matches nothing is for pages that are optional
 
 html_theme = "furo"
 html_title = f"fmcpe {release}"
