@@ -238,7 +238,7 @@ def cv_plus(table: Table, name: str, pairs: int, repeat: int) -> None:
         "plain_joint": f"{float(held.all(1).double().mean()):.4f}",
     }
     for joint in (False, True):
-        low, high = found.ends(*answers, LEVEL, joint)
+        low, high = found.ends_of(*answers, LEVEL, joint)
         inside, kind = (truth >= low) & (truth <= high), "joint" if joint else "each"
         row[f"coverage_{kind}"] = f"{float((inside.all(1) if joint else inside).double().mean()):.4f}"
         row[f"width_{kind}"] = f"{float(((high - low) / (plain[1] - plain[0]).clamp_min(2e-6)).median()):.4f}"

@@ -173,7 +173,20 @@ def main():
     rows, lines = table()
     print("\n".join(lines))
     if len(sys.argv) > 1:
-        header = ("recipe", "half", "problem", "set", "pairs", "to", "forecast", "low", "high", "truth", "error", "inside")
+        header = (
+            "recipe",
+            "half",
+            "problem",
+            "set",
+            "pairs",
+            "to",
+            "forecast",
+            "low",
+            "high",
+            "truth",
+            "error",
+            "inside",
+        )
         Path(sys.argv[1]).parent.mkdir(parents=True, exist_ok=True)
         with open(sys.argv[1], "w", newline="") as file:
             csv.writer(file).writerows([header, *rows])

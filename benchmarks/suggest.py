@@ -32,7 +32,10 @@ PROBLEMS = (
     "heat-missing-physics", "heat-channels", "enzyme-missing-physics", "sir-nuisance", "oscillator-lag", "transit-nuisance",
 )  # fmt: skip
 RECIPES = {"light": (LIGHT, (0, 1, 2)), "default": (Stack(), (0,))}
-ARMS = {"light": ("space", "space, weighted", "maximin", "disagreement", "disagreement, weighted"), "default": ("space",)}
+ARMS = {
+    "light": ("space", "space, weighted", "maximin", "disagreement", "disagreement, weighted"),
+    "default": ("space",),
+}
 FIRST, MORE, TESTS, DRAWS = 20, 20, 500, 32
 HEADER = ("recipe", "problem", "set", "more pairs", "energy score", "ratio to prior draws")
 
@@ -95,7 +98,9 @@ def main():
                     rows.append([recipe, name, str(number), arm, f"{value:.4f}", f"{value / found['prior']:.4f}"])
                 with path.open("w", newline="") as file:
                     csv.writer(file).writerows([HEADER, *rows])
-                print(recipe, name, number, f"{time.process_time() - started:.0f} s of CPU", file=sys.stderr, flush=True)
+                print(
+                    recipe, name, number, f"{time.process_time() - started:.0f} s of CPU", file=sys.stderr, flush=True
+                )
     print("\n".join(summary(rows)))
 
 

@@ -10,7 +10,7 @@ import fmcpe
 from fmcpe import FMCPE, FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.diagnostics import joint_span, span
-from fmcpe.span import design_notes, joint_span_of, largest_spacing_p, largest_spacing_quantile, spans
+from fmcpe.diagnostics.span import design_notes, joint_span_of, largest_spacing_p, largest_spacing_quantile, spans
 
 NAMES = ("a", "b")
 

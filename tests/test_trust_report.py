@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from conftest import observe, simulate
+from conftest import PRIOR, observe, simulate
 
 import fmcpe
 from fmcpe import FMCPE, Stack, candidates, diagnostics
@@ -73,6 +73,18 @@ def test_a_learning_curve_is_drawn(posteriors, base, pairs, tmp_path):
     found = json.loads(path.with_suffix(".json").read_text())["learning_curve"]
     assert found["sizes"] == [15, 30] and found["doubled"]["num_pairs"] == 60
     assert "is expected to lower the score" in path.read_text()
+
+
+def test_promises_of_intervals_are_shown(written, tmp_path):
+    posterior = fmcpe.load(written[0].save(tmp_path / "a.fmcpe"))
+    torch.manual_seed(4)
+    theta = PRIOR.sample((12,))
+    posterior.conformalize(theta, observe(theta))
+    path = posterior.report(tmp_path / "report.html")
+    found = json.loads(path.with_suffix(".json").read_text())["conformal"]
+    assert [row["level"] for row in found] == [0.5, 0.8, 0.9]  # twelve pairs cannot promise 95 %
+    assert all(row["coverage_5"] < row["guaranteed"] == row["level"] for row in found)
+    assert "12 held-out pairs are exchangeable" in path.read_text()
 
 
 def test_a_method_without_held_out_draws_says_so(posteriors, tmp_path):

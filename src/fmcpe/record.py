@@ -13,7 +13,6 @@ from torch import Tensor
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.problem import Problem, fingerprints, groups_of
-from fmcpe.span import design_notes
 from fmcpe.stacking import Fitted
 
 
@@ -202,6 +201,8 @@ class Record:
 
 def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
     """The record of a stack; warns where the pairs refute what it says."""
+    from fmcpe.diagnostics.span import design_notes
+
     space, truth = problem.space, problem.theta
     before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)

@@ -119,8 +119,8 @@ def train_npe(
         num_simulations: Number of simulations.
         embedding_net: Network that embeds x, (B, ...) -> (B, features); needed for images, advised for series. ``"auto"``
             chooses one by the shape of x (`fmcpe.nn.embeddings.automatic`), and none for short vectors.
-        seed: Makes the training reproducible; torch's generator is left as it was. A simulator with a generator of its own,
-            such as numpy's, has to be seeded by its author.
+        seed: Makes the training reproducible; the global generators of torch, numpy and Python are left as they were. A
+            simulator with a generator of its own, such as ``numpy.random.default_rng()``, has to be seeded by its author.
         names: Of the parameters, kept with the posterior; by default those of a prior file or of the columns of a DataFrame.
         simulations: Existing simulations ``(theta, x)``, in place of the simulator.
         max_failed: Share of the simulations that may fail, by NaN, infinite values or an error; these are dropped, with a

@@ -14,7 +14,6 @@ from fmcpe.cli.sources import (
     notes,
     read_posterior,
     say_notes,
-    seeded_everywhere,
 )
 
 if TYPE_CHECKING:
@@ -98,9 +97,8 @@ def run(options: argparse.Namespace) -> int:
         raise FileNotFoundError(
             f"Expected --out to be a file in a folder that exists, got {options.out}. Create the folder first."
         )
-    with seeded_everywhere(options.seed):
-        inputs = _inputs(options)
-        posterior = _fit(options, inputs)
+    inputs = _inputs(options)
+    posterior = _fit(options, inputs)
     posterior.record = replace(posterior.record, data_names=inputs.pairs.data_names)
     say("\n" + posterior.summary() + "\n")
     posterior.save(options.out)
@@ -229,7 +227,7 @@ def _refuse_other_shape(simulator: Any, prior: Distribution, pairs: Pairs, optio
     from fmcpe._random import seeded
     from fmcpe._simulator import CheckedSimulator
 
-    with seeded(0), seeded_everywhere(0), notes():
+    with seeded(0), notes():
         shape = CheckedSimulator(simulator, None).shape_of_one(prior.sample(torch.Size((50,))).to(torch.float32))
     if tuple(shape) != pairs.y.shape[1:]:
         columns = f" (columns {', '.join(pairs.data_names[:8])}{', ...' if len(pairs.data_names) > 8 else ''})"

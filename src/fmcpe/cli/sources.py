@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -120,21 +119,6 @@ def read_model(options: argparse.Namespace) -> CorrectedPosterior:
                 "the same --posterior FILE --trust-pickle."
             ) from error
         raise
-
-
-@contextlib.contextmanager
-def seeded_everywhere(seed: int) -> Iterator[None]:
-    """Python's and numpy's global generators seeded, for simulators that draw from them, and restored at the end."""
-    import numpy as np
-
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 @contextlib.contextmanager

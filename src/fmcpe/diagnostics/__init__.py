@@ -1,7 +1,7 @@
 """Can the answer be believed? Diagnostics on held-out real pairs.
 
-`calibration`, `misspecification`, `suspects`, `span` and `suggest` need a fitted posterior alone, also one from a file; `sbc` and
-`coverage` take new pairs; `learning_curve` refits. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the
+`calibration`, `misspecification`, `suspects`, `span` and `suggest` need a fitted posterior alone, also one from a file; `sbc`
+and `coverage` take new pairs; `learning_curve` refits. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the
 diagnostics do not load matplotlib.
 """
 
@@ -9,15 +9,14 @@ from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, s
 from fmcpe.diagnostics.conformal import Intervals
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
 from fmcpe.diagnostics.cv_plus import CVPlus
-from fmcpe.diagnostics.design import joint_span, span
 from fmcpe.diagnostics.draws import central_coverage, ranks
 from fmcpe.diagnostics.learning_curve import Forecast, LearningCurve, learning_curve
 from fmcpe.diagnostics.misspecification import MisspecificationResult, ParameterShift, misspecification
 from fmcpe.diagnostics.pit import PITResult, pit_of_draws
+from fmcpe.diagnostics.span import Gap, JointSpan, Span, joint_span, span
 from fmcpe.diagnostics.suggest import design_weights, suggest
 from fmcpe.diagnostics.suspects import Suspect, suspects
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
-from fmcpe.span import Gap, JointSpan, Span
 
 __all__ = [
     "CVPlus",
@@ -47,10 +46,7 @@ __all__ = [
     "misspecification",
     "pit_of_draws",
     "ranks",
-    "ranks",
     "sbc",
-    "sbc",
-    "sbc_of_draws",
     "sbc_of_draws",
     "span",
     "suggest",

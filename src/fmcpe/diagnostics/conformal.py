@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Intervals of each parameter, in physical units; `print` shows them with what they promise.
+class Promise:
+    """What intervals of one level promise, for any observation.
 
     Args:
-        low: Lower ends, (p,) or (B, p).
-        high: Upper ends, likewise.
         level: Nominal probability, 1 - α.
         joint: Whether the probability is that of all parameters together, or of each by itself.
         num_pairs: Pairs with different θ that the intervals were calibrated on, n.
@@ -53,8 +51,6 @@ class Intervals:
         effective: Effective number of pairs, where they are weighted; n otherwise.
     """
 
-    low: Tensor
-    high: Tensor
     level: float
     joint: bool
     num_pairs: int
@@ -62,6 +58,19 @@ class Intervals:
     coverage_5: float
     guarantee: str
     effective: float
+
+
+@dataclass(frozen=True)
+class Intervals(Promise):
+    """Intervals of each parameter, in physical units; `print` shows them with what they promise.
+
+    Args:
+        low: Lower ends, (p,) or (B, p).
+        high: Upper ends, likewise.
+    """
+
+    low: Tensor
+    high: Tensor
 
     def __str__(self) -> str:
         rows = zip(self.low.reshape(-1, self.low.shape[-1]), self.high.reshape(-1, self.high.shape[-1]), strict=True)
@@ -76,8 +85,20 @@ class Conformal(ABC):
     """Name in files."""
 
     @abstractmethod
+    def promise(self, level: float, joint: bool) -> Promise:
+        """What intervals of this level promise; a `ValueError` if so few pairs cannot give it."""
+
+    @abstractmethod
+    def ends(
+        self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends in z for observations (B, ...), (B, p) each."""
+
     def intervals(self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int) -> Intervals:
         """Intervals for observations (B, ...)."""
+        promise = self.promise(level, joint)  # refuses before anything is drawn
+        low, high = physical(posterior.space, *self.ends(posterior, y, level, joint, seed))
+        return Intervals(**vars(promise), low=low, high=high)
 
     @abstractmethod
     def to_config(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -114,18 +135,22 @@ class SplitConformal(Conformal):
         scores = largest_of_each(self.scores) if joint else self.scores
         return scores.sort(dim=0).values[rank - 1], float(stats.beta.ppf(0.05, rank, number + 1 - rank))
 
-    def intervals(self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int) -> Intervals:
-        reach, coverage = self.threshold(level, joint)
+    def ends(
+        self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int
+    ) -> tuple[Tensor, Tensor]:
         median, width = median_and_width(posterior, y, self.num_samples, derive(seed, "new observations"))
-        reach, number = reach.to(median), len(self.scores)
-        low, high = physical(posterior.space, median - reach * width, median + reach * width)
+        reach = self.threshold(level, joint)[0].to(median)
+        return median - reach * width, median + reach * width
+
+    def promise(self, level: float, joint: bool) -> Promise:
+        coverage, number = self.threshold(level, joint)[1], len(self.scores)
         guarantee = (
             f"For a new real observation, the interval of {parameters(joint)} holds the truth with probability at least "
             f"{level:.4g}, on average over held-out sets (split conformal). It assumes that the observation and the {number} "
             f"held-out pairs are exchangeable: {EXCHANGEABLE}. With these very pairs the coverage is at least {coverage:.2f} "
             "with probability 0.95."
         )
-        return Intervals(low, high, level, joint, number, level, coverage, guarantee, float(number))
+        return Promise(level, joint, number, level, coverage, guarantee, float(number))
 
     def to_config(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"num_samples": self.num_samples}, {"scores": self.scores}

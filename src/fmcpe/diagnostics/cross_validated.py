@@ -88,8 +88,8 @@ class CalibrationResult:
     def summary(self) -> str:
         """Verdict, scores, ranks and coverage."""
         lines = [f"Cross-validated energy score {self.energy:.3g}{_against(self.energy_ratio)}."]
-        for name, crps, ratio in zip(self.sbc.names, self.crps.tolist(), self.crps_ratio, strict=True):
-            lines.append(f"CRPS of {name} {crps:.3g}{_against(ratio)}.")
+        for name, score, ratio in zip(self.sbc.names, self.crps.tolist(), self.crps_ratio, strict=True):
+            lines.append(f"CRPS of {name} {score:.3g}{_against(ratio)}.")
         parts = (self.sbc.summary(), self.pit.summary(), self.coverage.summary())
         return "\n\n".join([self.verdict, "\n".join(lines), *parts])
 

@@ -39,12 +39,11 @@ from fmcpe.candidates.base import Shared
 from fmcpe.diagnostics.conformal import (
     EXCHANGEABLE,
     Conformal,
-    Intervals,
+    Promise,
     largest_of_each,
     median_and_width,
     one_of_each,
     parameters,
-    physical,
     rank_of,
     scores_of,
 )
@@ -137,7 +136,12 @@ class CVPlusConformal(Conformal):
         median, width = (torch.stack(each)[self.folds] for each in zip(*answers, strict=True))
         return median, width
 
-    def ends(self, median: Tensor, width: Tensor, level: float, joint: bool) -> tuple[Tensor, Tensor]:
+    def ends(
+        self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        return self.ends_of(*self.answers(y, seed), level, joint)
+
+    def ends_of(self, median: Tensor, width: Tensor, level: float, joint: bool) -> tuple[Tensor, Tensor]:
         """Ends of the intervals in z, (B, p) each, of what `answers` gave."""
         rank = rank_of(len(self.scores), level, "pairs in the folds")
         scores = (largest_of_each(self.scores) if joint else self.scores)[:, None]
@@ -145,11 +149,9 @@ class CVPlusConformal(Conformal):
         high = (median + scores * width).sort(dim=0).values[rank - 1]
         return low, high
 
-    def intervals(self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int) -> Intervals:
+    def promise(self, level: float, joint: bool) -> Promise:
         number = len(self.scores)
-        rank_of(number, level, "pairs in the folds")  # before the draws
-        low, high = self.ends(*self.answers(y, seed), level, joint)
-        low, high = physical(posterior.space, low, high)
+        rank_of(number, level, "pairs in the folds")
         share, coverage = guaranteed(level, number), guaranteed_for_one_set(level, number, len(self.models))
         bound = (
             f"With these very pairs the coverage is at least {coverage:.2f} with probability 0.95."
@@ -162,7 +164,7 @@ class CVPlusConformal(Conformal):
             f"{len(self.models)} folds); usually close to {level:.4g}, which is not promised. It assumes that the observation "
             f"and the {number} pairs of the fit are exchangeable: {EXCHANGEABLE}. {bound}"
         )
-        return Intervals(low, high, level, joint, number, share, coverage, guarantee, float(number))
+        return Promise(level, joint, number, share, coverage, guarantee, float(number))
 
     def to(self, device: str | torch.device) -> CVPlusConformal:
         models = tuple(model.to(device) for model in self.models)

@@ -35,13 +35,12 @@ from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.conformal import (
     MEASURED,
     Conformal,
-    Intervals,
+    Promise,
     check_level,
     largest_of_each,
     median_and_width,
     one_of_each,
     parameters,
-    physical,
     scores_of,
 )
 
@@ -132,11 +131,14 @@ class LabelShiftConformal(Conformal):
         endless = torch.cat([scores, torch.full_like(scores[:1], torch.inf)])
         return endless.gather(0, rank)
 
-    def intervals(self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int) -> Intervals:
-        reach = self.thresholds(level, joint)
+    def ends(
+        self, posterior: CorrectedPosterior, y: Tensor, level: float, joint: bool, seed: int
+    ) -> tuple[Tensor, Tensor]:
         median, width = median_and_width(posterior, y, self.num_samples, derive(seed, "new observations"))
-        low, high = hull(median, width, reach.to(median), self.edges.to(median))
-        low, high = physical(posterior.space, low, high)
+        return hull(median, width, self.thresholds(level, joint).to(median), self.edges.to(median))
+
+    def promise(self, level: float, joint: bool) -> Promise:
+        reach = self.thresholds(level, joint)
         number, effective = len(self.scores), self.effective
         coverage = float(stats.beta.ppf(0.05, level * (effective + 1), (1 - level) * (effective + 1)))
         endless = float(reach.isinf().double().mean(0).max())
@@ -148,7 +150,7 @@ class LabelShiftConformal(Conformal):
             f"were {MEASURED}. The pairs are worth {effective:.1f} of equal weight: with these very pairs the coverage is at "
             f"least about {coverage:.2f} with probability 0.95.{without}"
         )
-        return Intervals(low, high, level, joint, number, level, coverage, guarantee, effective)
+        return Promise(level, joint, number, level, coverage, guarantee, effective)
 
     def to_config(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {name: getattr(self, name) for name in ("scores", "weights", "edges", "bounds")}

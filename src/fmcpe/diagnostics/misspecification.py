@@ -2,10 +2,10 @@ r"""How wrong is the simulator, and does it need a correction? An answer from th
 
 Three questions, each with its own evidence:
 
-    Are real data like simulations?   permutation tests in summary space (`fmcpe.diagnostics.two_sample`): y_j against simulations
-                                      at θ_j, which is a test of the simulator alone, and all y against the prior's simulations
-    Does it matter for θ?             shift and width of the uncorrected posterior on the pairs, parameter by parameter
-    What corrects it?                 the stacking weights, and the cross-validated score of the correction over that of none
+    Are real data like simulations?  permutation tests in summary space (`fmcpe.diagnostics.two_sample`): y_j against
+                                     simulations at θ_j, which tests the simulator alone, and all y against the prior's
+    Does it matter for θ?            shift and width of the uncorrected posterior on the pairs, parameter by parameter
+    What corrects it?                the stacking weights, and the cross-validated score of the correction over that of none
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ParameterShift:
 
     Args:
         name: Of the parameter.
-        shift: Median over the pairs of (posterior mean - truth) / posterior standard deviation: above 0, estimates are too high.
+        shift: Median over the pairs of (posterior mean - truth) / posterior standard deviation: above 0, estimates are too
+            high.
         width: Spread of the same ratio, normal-consistent interquartile range: above 1, intervals are too narrow.
         verdict: Of its ranks (`fmcpe.diagnostics.sbc_of_draws`), at the level of the report over all parameters.
     """
@@ -84,8 +85,8 @@ class MisspecificationResult:
         marginal: All y against simulations from the prior, which also sees another distribution of θ; None without a simulator.
         parameters: The uncorrected posterior on the pairs; empty if it was no candidate.
         weights: Stacking weights.
-        score_ratio: Cross-validated energy score of the correction over that of none, with a 90 % bootstrap interval; NaN if the
-            uncorrected posterior was no candidate.
+        score_ratio: Cross-validated energy score of the correction over that of none, with a 90 % bootstrap interval; NaN
+            if the uncorrected posterior was no candidate.
         level: Of each test.
         verdict: In words.
     """
@@ -110,7 +111,8 @@ class MisspecificationResult:
             c = self.conditional
             each = ", ".join(f"{name} {p:.3g}" for name, p in c.p_values.items())
             lines.append(
-                f"Simulator: {c.pairs} pairs, each against {c.simulations} simulation(s) at its θ: p = {c.p_value:.3g} ({each})."
+                f"Simulator: {c.pairs} pairs, each against {c.simulations} simulation(s) at its θ: p = "
+                f"{c.p_value:.3g} ({each})."
             )
             if not math.isnan(c.distance_ratio):
                 lines.append(
@@ -120,7 +122,8 @@ class MisspecificationResult:
         if self.marginal is not None:
             m = self.marginal
             lines.append(
-                f"Data and θ together, against {m.simulations} simulations from the prior: MMD² {m.mmd:.3g}, p = {m.p_mmd:.3g}; log "
+                f"Data and θ together, against {m.simulations} simulations from the prior: MMD² {m.mmd:.3g}, p = "
+                f"{m.p_mmd:.3g}; log "
                 f"densities lower, p = {m.p_log_prob:.3g}; {m.unlike} of {m.pairs} pairs below 99 % of simulations."
             )
         if self.parameters:
@@ -198,7 +201,8 @@ def _verdict(
         parts.append(f"The pairs refute the simulator (p = {conditional.p_value:.2g}): {_kind(conditional, level)}.")
     else:
         parts.append(
-            f"{conditional.pairs} pairs do not refute the simulator (p = {conditional.p_value:.2g}); they would probably miss a "
+            f"{conditional.pairs} pairs do not refute the simulator (p = {conditional.p_value:.2g}); they would "
+            f"probably miss a "
             f"common shift below {conditional.detectable_shift:.2f} standard deviations of simulations at one θ."
         )
     if marginal is not None and conditional is not None and not refuted and marginal.p_mmd <= level:

@@ -1,9 +1,9 @@
 """Probability integral transforms: their empirical distribution function, with simultaneous bands.
 
 Under the correct posterior, the share of its draws below the truth (made continuous: `fmcpe.diagnostics.draws`) is uniform, so
-N times its empirical distribution function at t is binomial(N, t). A band that holds the *whole* function with probability 1 - α
-has pointwise binomial intervals of a smaller level γ, such that all of them hold at once with that probability (Säilynoja, Bürkner
-and Vehtari, 2022, algorithm 1: γ is simulated).
+N times its empirical distribution function at t is binomial(N, t). A band that holds the *whole* function with probability
+1 - α has pointwise binomial intervals of a smaller level γ, such that all of them hold at once with that probability
+(Säilynoja, Bürkner and Vehtari, 2022, algorithm 1: γ is simulated).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class PITResult:
             difference = self.ecdf[:, k] - self.points
             at = int(difference.abs().argmax())
             lines.append(
-                f"{name}: {'inside' if inside else 'outside'}; largest difference to uniform {difference[at]:+.2f}, at {self.points[at]:.2f}"
+                f"{name}: {'inside' if inside else 'outside'}; largest difference to uniform {difference[at]:+.2f}, "
+                f"at {self.points[at]:.2f}"
             )
         return "\n".join(lines)
 

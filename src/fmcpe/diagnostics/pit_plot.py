@@ -14,8 +14,8 @@ from fmcpe.diagnostics.plots import _DASHES, _GREY, COLORS, _legend, _same_names
 def pit_ecdf(results: PITResult | Mapping[str, PITResult]) -> Figure:
     """PIT-ECDF minus the diagonal, a panel per parameter; a curve that leaves the grey band refutes calibration.
 
-    A curve above zero on the left and below on the right shows a posterior that is too narrow, the reverse one that is too wide, and
-    a curve on one side a bias. The band is that of the first result: compare methods on the same pairs.
+    A curve above zero on the left and below on the right shows a posterior that is too narrow, the reverse one that is too
+    wide, and a curve on one side a bias. The band is that of the first result: compare methods on the same pairs.
     """
     methods = {"": results} if isinstance(results, PITResult) else dict(results)
     names, first = _same_names(methods), next(iter(methods.values()))

@@ -120,7 +120,8 @@ def corner(
     """Kernel-density corner plot of several posteriors for one observation, with the truth.
 
     Args:
-        posteriors: Draws (S, p), an array or a DataFrame, or a mapping from method names to draws. Densities on the diagonal have the same height.
+        posteriors: Draws (S, p), an array or a DataFrame, or a mapping from method names to draws. Densities on the diagonal
+            have the same height.
         truth: True parameters, (p,).
         names: Names of the parameters; those of the columns of a DataFrame by default.
         levels: Mass inside the contours; more than two are hard to read.

@@ -1,25 +1,36 @@
-r"""Which calibration pair is suspect? Pairs that disagree with all others, from their cross-validated draws.
+r"""Which calibration pair is suspect? Pairs that disagree with all others.
 
-A pair is wrong in one of two ways. Its θ does not belong to its y: then the true z lies far from the draws of members that have
-not seen the pair, by the Mahalanobis distance of the draws' mean and covariance. Or its y is unlike every other y: then its
-summary lies far from theirs (`fmcpe.extrapolation.Range`). The distances of all pairs say what is far: the log
-distance, minus the median, over the normal-consistent interquartile range, has a Student-t p-value. Median and quartiles do not
-move with a few wrong pairs. P-values are adjusted for the number of pairs (Benjamini and Hochberg, 1995).
+Three questions are asked of each pair, all answered without it:
+
+    θ given y  Mahalanobis distance of the true z from the draws of members that have not seen the pair
+    y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there: Student-t
+               weights, ridge penalty by leave-one-out, leave-one-out residuals whitened by their weighted covariance
+    swapped    with another pair: by how much each θ fits the other's y better than its own
+
+The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
+they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs. Two rows i and j are
+swapped if both log-likelihood gains g are positive. Then 2 min(g_i, g_j) is at most the log likelihood ratio of the swap, which
+under the null hypothesis is N(-v/2, v) for Gaussian posteriors: p ≤ Φ(-√(2·2 min(g_i, g_j))) for any v, times the number of
+partners. P-values are adjusted for the number of questions (Benjamini and Hochberg, 1995).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.extrapolation import Range
+from fmcpe.diagnostics.cross_validated import held_out_of
+from fmcpe.extrapolation import Range, whitening
+from fmcpe.metrics import energy_score
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
+    from fmcpe.record import HeldOut
 
 
 @dataclass(frozen=True)
@@ -29,38 +40,67 @@ class Suspect:
     Args:
         pair: Its row, counted from 0.
         p_theta: P-value of its θ given its y.
-        p_data: P-value of its y among those of all pairs.
+        p_data: P-value of its y given its θ.
+        p_swap: P-value of its θ and that of `partner` not being swapped.
+        partner: The row that it is most likely swapped with.
         parameter: Name of the parameter that lies farthest off.
         value: The pair's value of it.
         low: Lower end of its central 90 % interval given y, from members that have not seen the pair.
         high: Upper end.
+        gain: Share by which the fit without the pair has a lower cross-validated energy score on the others; None without
+            ``refit=``.
     """
 
     pair: int
     p_theta: float
     p_data: float
+    p_swap: float
+    partner: int
     parameter: str
     value: float
     low: float
     high: float
+    gain: float | None = None
+
+    @property
+    def p(self) -> float:
+        """The smallest of its p-values."""
+        return min(self.p_theta, self.p_data, self.p_swap)
 
     def __str__(self) -> str:
-        if self.p_theta <= self.p_data:
-            return (
-                f"pair {self.pair}: {self.parameter} = {self.value:.4g}, but its own y says {self.low:.4g} to {self.high:.4g} "
-                f"(p = {self.p_theta:.2g}). Check that θ belongs to this y."
+        if self.p_swap <= min(self.p_theta, self.p_data):
+            what = f"its θ fits the y of pair {self.partner}, and the other way round (p = {self.p_swap:.2g})"
+            advice = f"Check whether rows {self.pair} and {self.partner} are swapped"
+        elif self.p_theta <= self.p_data:
+            what = (
+                f"{self.parameter} = {self.value:.4g} lies outside the {_region(self.p_theta)} region of its own y, which says "
+                f"{self.low:.4g} to {self.high:.4g} (90 %)"
             )
-        return (
-            f"pair {self.pair}: its y is unlike that of all other pairs (p = {self.p_data:.2g}). Check the measurement."
+            advice = "Check that θ belongs to this y"
+        else:
+            what = f"its y is unlike what such θ give in all other pairs (p = {self.p_data:.2g})"
+            advice = "Check the measurement"
+        score = (
+            ""
+            if self.gain is None
+            else f"; the fit without it scores {abs(self.gain):.0%} {'better' if self.gain > 0 else 'worse'}"
         )
+        return f"pair {self.pair}: {what}{score}. {advice}."
 
 
-def suspects(posterior: CorrectedPosterior, *, level: float = 0.05) -> list[Suspect]:
+def suspects(
+    posterior: CorrectedPosterior,
+    *,
+    level: float = 0.05,
+    refit: Callable[[Tensor], CorrectedPosterior] | None = None,
+) -> list[Suspect]:
     """Pairs that disagree with all others, the most suspect first; none is the usual answer.
 
     Args:
         posterior: Fitted with the default recipe, or with a `Stack`, on at least 8 pairs.
-        level: False discovery rate: of clean pairs, some is named with at most about this probability.
+        level: False discovery rate.
+        refit: Fits the same recipe to some rows, ``lambda rows: method.fit(theta[rows], y[rows], seed=0)``; called once without
+            each suspect, which takes a fit each. Both scores are cross-validated, on the pairs that remain.
 
     Example:
         >>> from fmcpe import diagnostics
@@ -72,49 +112,129 @@ def suspects(posterior: CorrectedPosterior, *, level: float = 0.05) -> list[Susp
         >>> [found.pair for found in diagnostics.suspects(posterior)]
         [0]
     """
-    held_out = posterior.held_out
-    if held_out is None:
-        raise ValueError(
-            f"Expected a posterior with cross-validated draws, got one of {posterior.method} without. Fit it with "
-            'FMCPE(..., recipe="default").'
-        )
-    space, names = posterior.space, tuple(line.name for line in posterior.record.parameters)
-    truth = space.to_z_safely(held_out.theta)
+    held_out, truth, names = held_out_of(posterior)
     if len(truth) < 8:
         return []
-    by_theta, by_data = p_values(_mahalanobis(held_out.z, truth)), p_values(Range.of(held_out.seen).distances)
-    p = torch.stack([by_theta, by_data], dim=1)
-    adjusted = stats.false_discovery_control(p.flatten().double().cpu().numpy()).reshape(p.shape).min(axis=1)
+    squares = _squared_distances(held_out.z, truth)
+    swapped, partner = _swap_p_values(squares, truth.shape[1])
+    each = (p_values(squares.diagonal().sqrt()), p_values(_data_distances(held_out, truth)), swapped)
+    p = torch.stack(each, dim=1).clamp_max(1.0)
+    adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
     ends = held_out.z.quantile(torch.tensor([0.05, 0.95], device=truth.device), dim=1)
     half = held_out.z.std(1).clamp_min(1e-6)
     worst = ((truth - held_out.z.mean(1)).abs() / half).argmax(1)
-    low, high = (space.to_theta(each) for each in ends)
+    low, high = (posterior.space.to_theta(end) for end in ends)
     found = []
     for j in p.min(1).values.argsort().tolist():
         if adjusted[j] < level:
             i = int(worst[j])
-            values = (float(each[j, i]) for each in (held_out.theta, low, high))
-            found.append(Suspect(j, float(by_theta[j]), float(by_data[j]), names[i], *values))
-    return found
+            value, least, most = (float(each[j, i]) for each in (held_out.theta, low, high))
+            by_theta, by_data, by_swap = p[j].tolist()
+            found.append(Suspect(j, by_theta, by_data, by_swap, int(partner[j]), names[i], value, least, most))
+    return found if refit is None else [replace(each, gain=_gain(held_out, truth, each.pair, refit)) for each in found]
 
 
-def p_values(log_distances: Tensor) -> Tensor:
-    """Student-t p-value of each log distance (N,) among all of them, by median and interquartile range."""
-    low, middle, high = log_distances.double().quantile(
-        torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=log_distances.device)
-    )
-    scale = ((high - low) / (2 * stats.norm.ppf(0.75))).clamp_min(1e-3)
-    t = ((log_distances.double() - middle) / scale).cpu().numpy()
-    return torch.as_tensor(stats.t.sf(t, len(log_distances) - 1), device=log_distances.device)
+def p_values(distances: Tensor) -> Tensor:
+    """Student-t p-value of each distance (N,) among all of them, by median and interquartile range of its ⅔ power."""
+    values = distances.double().pow(2 / 3)
+    low, middle, high = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype, device=values.device))
+    scale = ((high - low) / (2 * stats.norm.ppf(0.75))).clamp_min(1e-9)
+    t = ((values - middle) / scale).cpu().numpy()
+    return torch.as_tensor(stats.t.sf(t, len(values) - 1), device=distances.device)
 
 
-def _mahalanobis(draws: Tensor, truth: Tensor) -> Tensor:
-    """Log distance of each truth (N, p) from its draws (N, S, p), in their covariance, shrunk to its diagonal."""
-    mean, dim = draws.mean(1), truth.shape[1]
+def _covariances(draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (N, p) and covariance (N, p, p) of draws (N, S, p), shrunk to its diagonal."""
+    mean, dim = draws.mean(1), draws.shape[2]
     centred = draws - mean[:, None]
     covariance = centred.mT @ centred / (draws.shape[1] - 1)
     weight = dim / (dim + draws.shape[1])
     diagonal = torch.diag_embed(covariance.diagonal(dim1=1, dim2=2).clamp_min(1e-12))
-    shrunk = (1 - weight) * covariance + weight * diagonal
-    offset = (truth - mean)[..., None]
-    return (offset.mT @ torch.linalg.solve(shrunk, offset)).flatten().clamp_min(1e-12).log() / 2
+    return mean, (1 - weight) * covariance + weight * diagonal
+
+
+def _squared_distances(draws: Tensor, truth: Tensor, rows: int = 500) -> Tensor:
+    """Squared Mahalanobis distance of every truth j from the draws of every pair i, (N, N); `rows` pairs at a time."""
+    out = []
+    for part in draws.double().split(rows):
+        mean, covariance = _covariances(part)
+        offsets = (truth.double()[None] - mean[:, None]).mT  # (i, p, j)
+        root = torch.linalg.cholesky(covariance)
+        out.append(torch.linalg.solve_triangular(root, offsets, upper=False).square().sum(1))
+    return torch.cat(out)
+
+
+def _swap_p_values(squares: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """P-value of each pair against being swapped with its best partner, (N,), and that partner, (N,)."""
+    # where draws are too narrow, log densities are too sure
+    over = squares.diagonal().median() / stats.chi2.median(dim)
+    log_density = -0.5 * squares / over.clamp_min(1.0)
+    gain = log_density - log_density.diagonal()[:, None]
+    both = 2 * torch.minimum(gain, gain.T)
+    both.fill_diagonal_(-torch.inf)
+    best, partner = both.max(1)
+    tail = stats.norm.sf((2 * best.clamp_min(0.0)).sqrt().cpu().numpy())
+    # as many partners as pairs, each counted once for two of them
+    return torch.as_tensor((len(squares) - 1) / 2 * tail, device=squares.device), partner
+
+
+def _data_distances(held_out: HeldOut, truth: Tensor) -> Tensor:
+    """Distance of each summary of y from what all other pairs say of its θ, (N,)."""
+    if held_out.at_pairs is None:  # of files of earlier versions: from the summaries of all others
+        return Range.of(held_out.seen).distances.exp()
+    mean = held_out.at_pairs.mean(1).double()
+    features = torch.cat([_standardised(truth.double()), _components(mean)], dim=1)
+    return _robust_distances(features, held_out.seen.double() - mean)
+
+
+def _standardised(rows: Tensor) -> Tensor:
+    std = rows.std(0)
+    return (rows - rows.mean(0)) / torch.where(std > 1e-9 * rows.abs().amax(0).clamp_min(1e-30), std, torch.inf)
+
+
+def _components(rows: Tensor, most: int = 4) -> Tensor:
+    """Leading principal components of rows (N, f), of unit variance."""
+    return torch.linalg.svd(_standardised(rows), full_matrices=False)[0][:, :most] * len(rows) ** 0.5
+
+
+def _robust_distances(features: Tensor, targets: Tensor, freedom: float = 4.0, rounds: int = 6) -> Tensor:
+    """Mahalanobis distances of leave-one-out residuals of a ridge regression with Student-t weights, (N,)."""
+    number = len(targets)
+    size = max(1, min(16, targets.shape[1], number // 3))
+    design = torch.cat([features.new_ones(number, 1), features], dim=1)
+    targets, weight = _standardised(targets), features.new_ones(number)
+    penalised = torch.ones(design.shape[1], dtype=design.dtype)
+    penalised[0] = 1e-9
+    distance = weight
+    for _ in range(rounds):
+        residuals = []
+        for penalty in (1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3):
+            weighted = weight[:, None] * design
+            hat = design @ torch.linalg.solve(design.T @ weighted + penalty * penalised.diag(), weighted.T)
+            leverage = hat.diagonal().clamp_max(0.95)
+            residuals.append((targets - hat @ targets) / (1 - leverage)[:, None])
+        best = min(residuals, key=lambda each: float(weight @ each.square().sum(1)))
+        best = best - weight @ best / weight.sum()
+        distance = (best @ whitening(weight.sqrt()[:, None] * best, size)[1]).norm(dim=1)
+        scaled = distance.square() * (stats.chi2.median(size) / distance.median().square().clamp_min(1e-24))
+        weight = (freedom + size) / (freedom + scaled)
+        weight = weight / weight.mean()
+    return distance
+
+
+def _gain(held_out: HeldOut, truth: Tensor, pair: int, refit: Callable[[Tensor], CorrectedPosterior]) -> float:
+    """Share by which the cross-validated energy score of the other pairs falls without the pair."""
+    rows = torch.tensor([j for j in range(len(truth)) if j != pair])
+    without, same, _ = held_out_of(refit(rows))
+    if without.theta.shape != held_out.theta[rows].shape or not torch.allclose(without.theta, held_out.theta[rows]):
+        raise ValueError(
+            "Expected refit(rows) to fit the pairs of these rows, got others. Pass refit=lambda rows: method.fit(theta[rows], "
+            "y[rows], seed=0), with the θ that the posterior was fitted on."
+        )
+    now, before = (energy_score(z.movedim(0, 1), at) for z, at in ((without.z, same), (held_out.z[rows], truth[rows])))
+    return 1 - now / before
+
+
+def _region(p: float) -> str:
+    """The largest usual level whose region excludes a p-value."""
+    return next((f"{level:.4g} %" for level in (99.99, 99.9, 99.0, 95.0) if p < 1 - level / 100), "90 %")

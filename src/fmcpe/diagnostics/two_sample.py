@@ -1,9 +1,9 @@
 r"""Are real data like simulations? Permutation tests in the space of the base posterior's summaries.
 
-**Conditional.** y_j is compared with S simulations at its own θ_j. If the simulator is right, these S + 1 are exchangeable, whatever
-the distribution of θ_j: the p-value is exact for any number of pairs. Residuals r are those of one from the mean of the others,
-whitened by the pooled covariance of all and scaled to unit mean square in each pair. Four statistics, each a function of which
-of the S + 1 plays the part of y_j:
+**Conditional.** y_j is compared with S simulations at its own θ_j. If the simulator is right, these S + 1 are
+exchangeable, whatever the distribution of θ_j: the p-value is exact for any number of pairs. Residuals r are those of one
+from the mean of the others, whitened by the pooled covariance of all and scaled to unit mean square in each pair. Four
+statistics, each a function of which of the S + 1 plays the part of y_j:
 
     shift   |Σ_j r_j|² / Σ_j |r_j|²             all data are off by the same
     trend   |Σ_j r_j ⊗ z_j|² / Σ_j |r_j - r̄|²   they are off by an amount that changes with θ
@@ -13,7 +13,8 @@ of the S + 1 plays the part of y_j:
 The smallest of the four p-values is itself tested by the same permutations (Tippett; Westfall and Young, 1993).
 
 **Marginal.** All y together against simulations from the prior, as in sbi's `calc_misspecification_mmd` and
-`calc_misspecification_logprob` (Schmitt et al., 2023). It also rejects if θ of the pairs is distributed otherwise than the prior.
+`calc_misspecification_logprob` (Schmitt et al., 2023). It also rejects if θ of the pairs is distributed otherwise than the
+prior.
 """
 
 from __future__ import annotations

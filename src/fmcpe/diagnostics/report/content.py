@@ -17,17 +17,17 @@ from fmcpe._checks import as_observations
 from fmcpe._errors import FMCPEWarning
 from fmcpe.diagnostics.calibration import CoverageResult, coverage
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
-from fmcpe.diagnostics.design import span
 from fmcpe.diagnostics.misspecification import MisspecificationResult, misspecification
 from fmcpe.diagnostics.report.verdict import Verdict, judge
+from fmcpe.diagnostics.span import span
 from fmcpe.diagnostics.suspects import Suspect, suspects
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal
     from fmcpe.diagnostics.learning_curve import LearningCurve
+    from fmcpe.diagnostics.span import Span
     from fmcpe.extrapolation import RangeCheck
     from fmcpe.posterior import CorrectedPosterior
-    from fmcpe.span import Span
 
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 """Nominal levels of the coverage curve."""
@@ -160,7 +160,7 @@ def _promises(conformal: Conformal | None) -> list[dict[str, Any]]:
         return out
     for level in (0.5, 0.8, 0.9, 0.95):
         with suppress(ValueError):  # too few pairs for this level
-            out.append({"level": level} | asdict(conformal.promise(level)))
+            out.append(asdict(conformal.promise(level, joint=False)))
     return out
 
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fmcpe.span import Span
+    from fmcpe.diagnostics.span import Span
 
 P = ParamSpec("P")
 BEFORE, AFTER, MISS, BAND, INK = "#7A7A7A", "#0072B2", "#D55E00", "#D9D9D9", "#000000"

@@ -1,17 +1,19 @@
 r"""Do the pairs span the question? Parameters that hardly vary among them, and regions of the prior without any.
 
-With u_j the prior probability below θ_j, N draws of the prior leave N + 1 spacings of u between them and the ends. The largest exceeds
-g with probability \( \sum_{k \ge 1} (-1)^{k+1} \binom{N+1}{k} (1 - kg)_+^N \) (Fisher, 1929). A gap that N draws of the prior would
-leave with a probability of less than 1 %, over all parameters, has no pairs where the answer will be asked for.
+With u_j the prior probability below θ_j, N draws of the prior leave N + 1 spacings of u between them and the ends. The
+largest exceeds g with probability \( \sum_{k \ge 1} (-1)^{k+1} \binom{N+1}{k} (1 - kg)_+^N \) (Fisher, 1929). A gap that N
+draws of the prior would leave with a probability of less than 1 %, over all parameters, has no pairs where the answer will
+be asked for.
 
-A design can fill each parameter's range and still lie on a line. So the nearest pair of each draw of the prior is compared with the
-nearest of N other draws: `JointSpan.share` of the prior lies farther off than 99 % of draws do from these.
+A design can fill each parameter's range and still lie on a line. So the nearest pair of each draw of the prior is compared
+with the nearest of N other draws: `JointSpan.share` of the prior lies farther off than 99 % of draws do from these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +21,10 @@ from scipy import optimize, special
 from torch import Tensor
 
 from fmcpe._random import seeded
+from fmcpe.diagnostics.cross_validated import held_out_of
+
+if TYPE_CHECKING:
+    from fmcpe.posterior import CorrectedPosterior
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,23 @@ class JointSpan:
     note: str
 
 
+def span(posterior: CorrectedPosterior) -> list[Span]:
+    """Each parameter among the pairs, against the target prior: range, different values, and gaps without pairs.
+
+    Args:
+        posterior: Fitted with the default recipe, or with a `Stack`.
+    """
+    held_out, _, names = held_out_of(posterior)
+    prior = posterior.space.to_theta(posterior.shared.pool)
+    return list(spans(held_out.theta, prior, names))
+
+
+def joint_span(posterior: CorrectedPosterior) -> JointSpan:
+    """All parameters together: the share of the target prior that is farther from all pairs than from as many of its draws."""
+    _, z, names = held_out_of(posterior)
+    return joint_span_of(z, posterior.shared.pool, names)
+
+
 def spans(
     theta: Tensor, prior: Tensor, names: Sequence[str], *, level: float = 0.01, narrow: float = 0.5, few: int = 5
 ) -> tuple[Span, ...]:
@@ -125,7 +148,8 @@ def _span(theta: Tensor, prior: Tensor, name: str, level: float, narrow: float, 
     elif gaps:
         where = ", ".join(f"{gap.low:.4g} to {gap.high:.4g} ({gap.share:.0%} of the prior)" for gap in gaps)
         note = (
-            f"No pair has {name} from {where}: there the correction is interpolated, unchecked. Measure some pairs there, or pass "
+            f"No pair has {name} from {where}: there the correction is interpolated, unchecked. Measure some "
+            f"pairs there, or pass "
             f"target_prior= if {name} never lies there."
         )
     return Span(name, tuple(values.tolist()), low, high, covered, len(distinct), gaps, note)
@@ -201,7 +225,8 @@ def joint_span_of(
     note = ""
     if p < level:
         note = (
-            f"{share:.0%} of the prior lies farther from all pairs than it would from {number} draws of it (p = {p:.2g}), although each "
+            f"{share:.0%} of the prior lies farther from all pairs than it would from {number} draws of it (p = "
+            f"{p:.2g}), although each "
             f"of {', '.join(names)} spans its range: some vary together. Measure pairs at other combinations."
         )
     return JointSpan(share, p, note)
