@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast smoke results results-tunnels lint format types docs bench clean
+.PHONY: help demo test test-fast smoke results results-tunnels lint format types docs dist dist-test bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -19,6 +19,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) -e '.[dev,chambers,dask,files,arviz]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture
@@ -58,8 +62,17 @@ format: $(VENV)/.installed-dev ## Format the code and fix what can be fixed
 types: $(VENV)/.installed-dev ## Check the types
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed-dev ## Check that links lead somewhere and commands in README and docs are understood
-	$(BIN)/python -m pytest -q tests/test_docs.py
+docs: $(VENV)/.installed-docs ## Check links, commands and doctests, execute the notebooks, build the site (site/index.html)
+	$(BIN)/python -m pytest -q tests/test_docs.py tests/test_doctests.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html docs site
+	$(BIN)/python .ci/check_site.py site
+
+dist: $(VENV)/.installed-dev ## Build wheel and source distribution into dist/
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+
+dist-test: dist ## Install the wheel into a new environment and use it there (downloads torch again)
+	$(BIN)/python .ci/dist_test.py dist
 
 bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/gaussian.py
@@ -70,4 +83,4 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/harm.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels fmcpe-zoo
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels fmcpe-zoo site dist build

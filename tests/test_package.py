@@ -1,14 +1,18 @@
 """Importing, the command line, and what a run leaves behind."""
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import fmcpe
 from fmcpe.cli import main
+
+ROOT = Path(__file__).parents[1]
 
 
 def python(code):
@@ -73,6 +77,30 @@ def test_every_public_name_exists(module):
     assert callable(fmcpe.tasks.download)  # and not a module of that name
     with pytest.raises(AttributeError, match="nonsense"):
         _ = module.nonsense
+
+
+def test_a_listing_of_the_package_shows_public_names_only():
+    """Before and after names were used: neither helpers nor modules of the core."""
+    names = python("import fmcpe; print(*dir(fmcpe)); [getattr(fmcpe, n) for n in fmcpe.__all__]; print(*dir(fmcpe))")
+    before, after = names.splitlines()
+    assert before == after
+    assert before.split() == sorted([*fmcpe.__all__, "__version__"])
+
+
+def test_the_version_is_stated_once_and_cited():
+    assert re.search(r'^dynamic = \["version"\]$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert f"\nversion: {fmcpe.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_changelog_is_in_the_form_of_keep_a_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.*)$", text, re.M)
+    assert versions[0] == "[Unreleased]"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", version) for version in versions[1:])
+    kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    for section in text.split("\n## ")[1:]:
+        found = re.findall(r"^### (.*)$", section, re.M)
+        assert [kinds.index(kind) for kind in found] == sorted({kinds.index(kind) for kind in found})
 
 
 def test_the_demo_prints_a_table_and_draws_a_picture(tmp_path, capsys):

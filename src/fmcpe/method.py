@@ -54,8 +54,9 @@ class FMCPE:
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
 
     Example:
-        >>> posterior = FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0)      # doctest: +SKIP
-        >>> posterior.sample((1000,), x=y_obs)                                    # doctest: +SKIP
+        >>> posterior = fmcpe.FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0, show_progress_bars=False)
+        >>> posterior.sample((1000,), x=y_obs).shape
+        torch.Size([1000, 1])
     """
 
     def __init__(

@@ -47,6 +47,14 @@ class CorrectedPosterior(NeuralPosterior):
         observation_shape: Shape of one real observation.
         record: What was fitted, and its scores on held-out pairs.
         held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
+
+    Example:
+        >>> posterior.sample((1000,), x=y_obs, seed=0).shape, posterior.sample_batched((10,), x=y_test, seed=0).shape
+        (torch.Size([1000, 1]), torch.Size([10, 50, 1]))
+        >>> posterior.log_prob(theta_test, x=y_obs).shape
+        torch.Size([50])
+        >>> sum(posterior.weights.values())  # of the candidates
+        1.0
     """
 
     max_numbers = 2_000_000
@@ -173,6 +181,10 @@ class CorrectedPosterior(NeuralPosterior):
 
         Args:
             x: One real observation or a batch, (B, ...); the default one if None.
+
+        Example:
+            >>> posterior.check(y_obs).pairs > 0.05, posterior.check(y_obs + 100).pairs < 0.001
+            (tensor([True]), tensor([True]))
         """
         if not isinstance(self.inner, WithinRange):
             raise NotImplementedError(
@@ -275,6 +287,10 @@ class CorrectedPosterior(NeuralPosterior):
             force_update: Search again although the answer for the default observation is known.
             seed: Seed of the search.
             **sbi_options: sbi's ``learning_rate``, ``init_method`` and ``save_best_every``; they have no effect.
+
+        Example:
+            >>> posterior.map(x=y_obs).shape
+            torch.Size([1, 1])
         """
         check_sbi_options(sbi_options)
         if num_to_optimize < 2 or num_init_samples < num_to_optimize:
@@ -346,6 +362,13 @@ class CorrectedPosterior(NeuralPosterior):
             x: One real observation, or a batch (B, ...); the default one if None.
             joint: Whether all parameters together lie inside with that probability, or each by itself.
             seed: Of the draws.
+
+        Example:
+            >>> found = posterior.conformalize(theta_test, y_test).interval(0.9, x=y_obs)
+            >>> bool(found.low < found.high), found.num_pairs
+            (True, 50)
+            >>> found.guarantee.split(",")[0]
+            'For a new real observation'
         """
         if self.conformal is None:
             raise ValueError(

@@ -171,6 +171,13 @@ class Stack:
         shrinkage: Pseudo-count of a recalibration scale of one.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
         smallest: Weight below which a candidate gets none.
+
+    Example:
+        >>> from fmcpe.candidates import Prior, ResidualShift, Uncorrected
+        >>> recipe = fmcpe.Stack([Prior(), Uncorrected(), ResidualShift()])
+        >>> posterior = fmcpe.FMCPE(base, simulator, recipe=recipe).fit(theta_cal, y_cal, seed=0)
+        >>> sorted(posterior.weights)
+        ['prior', 'residual_shift', 'uncorrected']
     """
 
     candidates: tuple[Candidate, ...] = field(default_factory=default)

@@ -213,6 +213,11 @@ def as_base_posterior(
             function ``x (B, ...) -> theta (B, p)``, one draw per row.
         prior: The prior of the simulations. A function needs it; sbi posteriors have one.
         log_prob: Log density of a function, ``(theta (B, p), x (B, ...)) -> (B,)``.
+
+    Example:
+        >>> base = fmcpe.as_base_posterior(lambda x: x - 0.5 + 0.3 * torch.randn_like(x), prior=prior)
+        >>> base.sample(y_test, 7).shape  # seven draws for each of fifty observations
+        torch.Size([50, 7, 1])
     """
     if prior is not None and not isinstance(prior, Distribution):
         raise TypeError(

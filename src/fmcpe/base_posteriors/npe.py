@@ -143,6 +143,11 @@ def train_npe(
 
     Returns:
         An sbi posterior, with the losses in ``.history``.
+
+    Example:
+        >>> base = fmcpe.train_npe(simulator, prior, num_simulations=500, max_num_epochs=2, seed=0)
+        >>> base.sample((10,), x=y_obs, show_progress_bars=False).shape
+        torch.Size([10, 1])
     """
     _refuse_swapped(simulator, prior)
     training = Training(

@@ -42,6 +42,14 @@ def simulate(
 
     Returns:
         x, (N, ...); rows that failed are NaN, with a warning, and `train_npe` drops them.
+
+    Example:
+        >>> theta = prior.sample((2000,))
+        >>> x = fmcpe.simulate(simulator, theta, batch_size=500, seed=0)
+        >>> x.shape
+        torch.Size([2000, 1])
+        >>> bool((x == fmcpe.simulate(simulator, theta, batch_size=500, seed=0)).all())
+        True
     """
     theta = as_tensor(theta, "theta")
     if theta.ndim != 2 or len(theta) == 0:

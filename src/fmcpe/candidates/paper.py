@@ -264,7 +264,10 @@ def paper_settings(task: str) -> Paper:
         task: ``"gaussian"``, ``"pendulum"``, ``"wind-tunnel"`` or ``"light-tunnel"``.
 
     Example:
-        >>> FMCPE(base, simulator, recipe=fmcpe.paper_settings("pendulum"))      # doctest: +SKIP
+        >>> recipe = fmcpe.paper_settings("pendulum")
+        >>> recipe.epochs, recipe.sigma
+        (300, 0.05)
+        >>> method = fmcpe.FMCPE(base, simulator, recipe=recipe)
     """
     up = (32, 64, 128, 256)
     down = up[::-1]

@@ -149,7 +149,16 @@ def sbc(
     names: Sequence[str] | None = None,
     seed: int | None = 0,
 ) -> SBCResult:
-    """Simulation-based calibration of `posterior` on pairs `theta` (N, p), `y` (N, ...)."""
+    """Simulation-based calibration of `posterior` on pairs `theta` (N, p), `y` (N, ...).
+
+    Example:
+        >>> from fmcpe import diagnostics
+        >>> before = diagnostics.sbc(fmcpe.baselines.NPE(base).fit(), theta_test, y_test, num_samples=100)
+        >>> before.calibrated, before.verdicts[0].split(":")[0]
+        (False, 'biased (slope)')
+        >>> diagnostics.sbc(posterior, theta_test, y_test, num_samples=100).calibrated
+        True
+    """
     names = names or getattr(posterior, "names", None)
     return sbc_of_draws(draw(posterior, theta, y, num_samples, seed), theta, names=names, seed=seed)
 
@@ -215,6 +224,12 @@ def coverage(
             `draws`. None: central intervals only.
         names: Names of the parameters.
         seed: Seed of draws, references and tie-breaking.
+
+    Example:
+        >>> from fmcpe import diagnostics
+        >>> found = diagnostics.coverage(posterior, theta_test, y_test, levels=[0.5, 0.9], num_samples=100)
+        >>> found.central.shape, bool((found.central >= found.band[:, :1]).all())  # levels, parameters; not over-confident
+        (torch.Size([2, 1]), True)
     """
     draws.check_levels(list(levels))
     given = not hasattr(posterior, "sample_batched")

@@ -110,6 +110,12 @@ def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int
         posterior: Fitted with the default recipe, or with a `Stack`.
         level: Of all tests together: an exact posterior is called miscalibrated with at most this probability.
         seed: Of tie-breaking and bootstrap.
+
+    Example:
+        >>> from fmcpe import diagnostics
+        >>> result = diagnostics.calibration(posterior)
+        >>> result.sbc.ranks.shape, result.energy_ratio[0] < 1  # thirty pairs; better than the uncorrected posterior
+        (torch.Size([30, 1]), True)
     """
     held_out, truth, names = held_out_of(posterior)
     return calibration_of_draws(held_out.z, truth, held_out.before, names, level, seed)

@@ -101,6 +101,16 @@ def suspects(
         level: False discovery rate.
         refit: Fits the same recipe to some rows, ``lambda rows: method.fit(theta[rows], y[rows], seed=0)``; called once without
             each suspect, which takes a fit each. Both scores are cross-validated, on the pairs that remain.
+
+    Example:
+        >>> from fmcpe import diagnostics
+        >>> diagnostics.suspects(posterior)
+        []
+        >>> swapped = theta_cal.clone()
+        >>> swapped[0] = theta_cal[0] + 8  # a typing error
+        >>> posterior = fmcpe.FMCPE(base, simulator, recipe=fast).fit(swapped, y_cal, seed=0)
+        >>> [found.pair for found in diagnostics.suspects(posterior)]
+        [0]
     """
     held_out, truth, names = held_out_of(posterior)
     if len(truth) < 8:

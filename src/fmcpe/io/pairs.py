@@ -43,7 +43,7 @@ def read_pairs(
     array: str = "y",
     finite: bool = True,
 ) -> Pairs:
-    """Read parameters and data.
+    r"""Read parameters and data.
 
     Args:
         path: A csv, npz, parquet or netCDF file.
@@ -52,6 +52,13 @@ def read_pairs(
         prefix: How the names of the columns of data begin.
         array: Name of the array of data in npz and netCDF files: ``"y"`` of pairs, ``"x"`` of simulations.
         finite: Whether data must be finite.
+
+    Example:
+        >>> path = folder / "pairs.csv"
+        >>> _ = path.write_text("mass,first,second\n0.5,1.2,1.9\n1.5,3.1,5.8\n")
+        >>> pairs = fmcpe.read_pairs(path, ["mass"])
+        >>> pairs.theta.shape, pairs.y.shape, pairs.data_names
+        ((2, 1), (2, 2), ('first', 'second'))
     """
     table, names = read_table(path), tuple(names)
     theta = _theta(table, names, array)

@@ -70,10 +70,17 @@ class PriorFile:
 
 
 def read_prior(path: str | Path) -> Distribution:
-    """The prior of a TOML file, with the names of its parameters as ``prior.names``; `train_npe` and `FMCPE` take them up.
+    r"""The prior of a TOML file, with the names of its parameters as ``prior.names``; `train_npe` and `FMCPE` take them up.
 
     Args:
         path: The file; `fmcpe.io.prior_file` describes it.
+
+    Example:
+        >>> path = folder / "prior.toml"
+        >>> _ = path.write_text("[mass]\ndistribution = 'uniform'\nlow = 0.0\nhigh = 2.0\nunit = 'kg'\n")
+        >>> prior = fmcpe.read_prior(path)
+        >>> prior.names, prior.sample((3,)).shape
+        (('mass',), torch.Size([3, 1]))
     """
     return read_prior_file(path).prior
 

@@ -51,6 +51,12 @@ def c2st(a: Any, b: Any, folds: int = 5, seed: int | None = 0) -> float:
 
     Both are z-scored with the statistics of `a`. The classifier has the architecture of the "mlp" of
     `sbi.utils.metrics.c2st`. `c2st_each` is faster for several comparisons.
+
+    Example:
+        >>> from fmcpe import metrics
+        >>> a, b = torch.zeros(200, 2).normal_(), torch.zeros(200, 2).normal_()
+        >>> abs(metrics.c2st(a, b) - 0.5) < 0.1, metrics.c2st(a, b + 10)
+        (True, 1.0)
     """
     a, b = two_samples(a, b)
     if len(a) != len(b):
@@ -108,6 +114,12 @@ def wasserstein2(a: Any, b: Any, max_points: int | None = None, seed: int | None
     """The 2-Wasserstein distance between samples (N, d) and (M, d), exact.
 
     `max_points` compares random subsets of that size, drawn with `seed`; fewer points give a larger distance.
+
+    Example:
+        >>> from fmcpe import metrics
+        >>> a = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> metrics.wasserstein2(a, a + torch.tensor([3.0, 4.0]))
+        5.0
     """
     import ot
 
@@ -187,6 +199,14 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, *, max_entries: 
         theta: True parameters, (B, p).
         reduce: False returns the B values.
         max_entries: Entries of the distance matrix held in memory at once.
+
+    Example:
+        >>> from fmcpe import metrics
+        >>> samples = torch.tensor([[[0.0]], [[2.0]]])  # two draws for one observation of one parameter
+        >>> metrics.energy_score(samples, torch.tensor([[1.0]]))  # mean distance to the truth, minus half of that between draws
+        0.0
+        >>> metrics.energy_score(samples, torch.tensor([[5.0]]))
+        3.0
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
     S, step = len(samples), max(1, max_entries // len(samples))
@@ -204,6 +224,12 @@ def crps(samples: Any, theta: Any, reduce: bool = True) -> Tensor:
 
     It is the energy score of one parameter, in its own units; lower is better. ``reduce=False`` returns that of each
     observation, (B, p).
+
+    Example:
+        >>> from fmcpe import metrics
+        >>> samples = posterior.sample_batched((200,), x=y_test, seed=0)
+        >>> metrics.crps(samples, theta_test) < metrics.crps(prior.sample((200, 50)), theta_test)
+        tensor([True])
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
     number = len(samples)

@@ -100,6 +100,12 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         path: The file.
         posterior: The base posterior, if the file does not contain it.
         embedding_net: The embedding of y, if the file cannot describe it; its weights come from the file.
+
+    Example:
+        >>> path = posterior.save(folder / "run.fmcpe")
+        >>> again = fmcpe.load(path)
+        >>> bool((again.sample((5,), x=y_obs, seed=0) == posterior.sample((5,), x=y_obs, seed=0)).all())
+        True
     """
     from fmcpe.posterior import CorrectedPosterior
 

@@ -84,6 +84,13 @@ def get(name: str, **options: Any) -> Task:
     Args:
         name: One of `names()`, or of `fmcpe.tasks.zoo.names()`.
         **options: Keyword arguments of the task's class, such as ``data="chambers"`` for ``"wind-tunnel"``.
+
+    Example:
+        >>> from fmcpe import tasks
+        >>> task = tasks.get("pendulum")
+        >>> theta, y = task.calibration_set(30, seed=0)
+        >>> theta.shape, y.shape
+        (torch.Size([30, 2]), torch.Size([30, 200]))
     """
     if name.startswith("zoo/"):
         from fmcpe.tasks import zoo
