@@ -27,10 +27,16 @@ class BasePosterior(ABC):
 
     components = 256
     """Draws of x̃ in the Monte-Carlo mixture of the corrected density."""
+    amortised = True
+    """Whether draws for many x cost little more than for one."""
     redraws = 20
     """How often a draw outside the support is repeated before it is clamped."""
+    tries = 1
+    """Draws at each of these times."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
+    leakage_draws_in_all = 4000
+    """The same, for the x of one mixture together."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
         self.prior, self.x_shape, self.fraction_clamped = prior, x_shape, 0.0
@@ -74,8 +80,10 @@ class BasePosterior(ABC):
             if not bool(outside.any()):
                 break
             rows = outside.nonzero()[:, 0]
-            flat[rows] = self._draw(x[rows // n], 1)[:, 0]
-            outside[rows] = ~self._inside(flat[rows])
+            fresh = self._draw(x[rows // n], self.tries)
+            inside = self._inside(fresh.flatten(0, 1)).reshape(fresh.shape[:2])
+            flat[rows] = fresh[torch.arange(len(rows), device=rows.device), inside.int().argmax(1)]  # the first inside, if any
+            outside[rows] = ~inside.any(1)
         self.fraction_clamped = float(outside.float().mean()) if len(outside) else 0.0
         if self.fraction_clamped:
             flat[outside] = self._clamp(flat[outside])
@@ -96,7 +104,7 @@ class BasePosterior(ABC):
         if not self._may_leak():
             return torch.zeros(x.shape[0], device=x.device)
         # only the mean over the components of a mixture matters: many components need few draws each
-        draws = max(20, min(self.leakage_draws, 4000 // x.shape[0]))
+        draws = max(20, min(self.leakage_draws, self.leakage_draws_in_all // x.shape[0]))
         parts = x.split(max(1, 2_000_000 // (draws * max(1, x[0].numel()))))  # bounds memory
         inside = [
             self._inside(self._draw(part, draws).flatten(0, 1)).float().reshape(len(part), draws).mean(1)

@@ -31,6 +31,7 @@ from fmcpe.candidates.base import (
     Transported,
     base_of,
     clipped,
+    log_probs_of_sources,
     scale_of_simulations,
     split_rows,
     tiled,
@@ -137,7 +138,7 @@ class JointFlowed(Transported):
         z1 = z.flatten(0, 1).expand(len(chains), -1, -1)
         z0, log_det = chains[0].solver.invert_with_logdet(lambda t, v: u(t.expand(*v.shape[:-1], 1), v, again), z1)
         z0, log_det = z0.unflatten(1, z.shape[:2]), log_det.unflatten(1, z.shape[:2])
-        return [chain.log_prob_of_source(z0[k], log_det[k], y) for k, chain in enumerate(chains)]
+        return log_probs_of_sources(chains, list(z0), list(log_det), y)
 
     @staticmethod
     def _fields_of_theta(chains: Sequence[JointFlowed], y: Tensor, n: int) -> tuple[Stacked, Tensor]:
@@ -197,6 +198,8 @@ class JointFlow(Candidate):
     name = "joint_flow"
 
     def skipped(self, problem: Problem) -> str | None:
+        if not problem.base.amortised:
+            return "the base posterior is not amortised, and tens of thousands of x̃ would be too slow"
         return why_not_transported(problem)
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[JointFlowed]:
