@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -e '.[dev,chambers,dask]'
+	@$(PIP) -e '.[dev,chambers,dask,files,arviz]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture

@@ -19,8 +19,8 @@ import torch
 
 import fmcpe
 from fmcpe import Stack, candidates, tasks
-from fmcpe._checks import CheckedSimulator
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.mixture import Mixture
 from fmcpe.problem import build_problem, split_pairs

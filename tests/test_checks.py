@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from fmcpe._checks import CheckedSimulator
+from fmcpe._simulator import CheckedSimulator
 
 
 def returned(*values):
     """What comes through of a simulator that returns these numbers in its second row."""
     x = torch.zeros(3, 2, 2)
     x[1].view(-1)[: len(values)] = torch.tensor(values)
-    return CheckedSimulator(lambda _theta: x, None)(torch.zeros(3, 1))
+    return CheckedSimulator(lambda theta: x[theta[:, 0].long()], None)(torch.arange(3.0)[:, None])
 
 
 @pytest.mark.parametrize("values", [(math.nan,), (math.inf,), (-math.inf, math.inf), (3e38, 3e38, math.nan)])

@@ -259,7 +259,7 @@ WRONG_PAIRS = {
     "flat theta": (lambda: (torch.zeros(9), pairs_of(9)[1]), "parameter"),
     "wrong data shape": (lambda: (pairs_of(9)[0], torch.zeros(9, 4)), "simulator's shape"),
     "outside the prior": (lambda: (pairs_of(9)[0] + 10, pairs_of(9)[1]), "outside the prior"),
-    "flat y": (lambda: (pairs_of(9)[0], torch.zeros(9)), "one observation per row"),
+    "flat y": (lambda: (pairs_of(9)[0], torch.zeros(9)), "simulator's shape"),
     "not numbers": (lambda: ("theta", pairs_of(9)[1]), "numpy array"),
 }
 

@@ -17,7 +17,7 @@ def commands(text):
     """Every fmcpe command in the code blocks of a page, without what follows it on the line."""
     for block in re.findall(r"```[a-z]*\n(.*?)```", text, re.S):
         for line in block.splitlines():
-            found = re.match(r"(?:\$ )?(fmcpe (?:demo|download|bench)\b.*)", line.strip())
+            found = re.match(r"(?:\$ )?(fmcpe (?:init|fit|sample|diagnose|demo|download|bench)\b.*)", line.strip())
             if found and "printed" not in line:
                 yield shlex.split(found[1], comments=True)[1:]
 

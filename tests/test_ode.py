@@ -45,7 +45,6 @@ def test_invert_undoes_solve_and_logdet_is_the_jacobian(method, start, end):
     out = solver.solve(field, z)
     back, logdet = solver.invert_with_logdet(field, out)
     assert torch.allclose(back, z, atol=1e-6)
-    assert torch.allclose(solver.invert(field, out), z, atol=1e-6)
     for row in range(3):
         jacobian = torch.autograd.functional.jacobian(lambda v: solver.solve(field, v[None])[0], z[row])
         assert float(logdet[row]) == pytest.approx(float(torch.linalg.slogdet(jacobian).logabsdet), abs=1e-5)
@@ -107,7 +106,7 @@ def test_gradients_reach_every_parameter_of_a_field(network):
 
 def test_a_field_too_steep_for_the_step_warns():
     with pytest.warns(FMCPEWarning, match="more steps"):
-        Solver("euler", 1).invert(lambda t, z: 5 * torch.sin(20 * z), torch.randn(10, 2))
+        Solver("euler", 1).invert_with_logdet(lambda t, z: 5 * torch.sin(20 * z), torch.randn(10, 2))
 
 
 def test_bad_settings_are_refused():

@@ -29,7 +29,7 @@ def test_the_zoo_is_found_without_an_import_of_its_own():
     assert python("from fmcpe import tasks; print(tasks.zoo.names()[0])") == "zoo/linear-none\n"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["download"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["download"], ["init"], ["fit"], ["sample"], ["diagnose"]])
 def test_help_does_not_wait_for_torch(command):
     out = python(
         f"import sys, fmcpe.cli\ntry: fmcpe.cli.main({[*command, '--help']})\nexcept SystemExit: pass\n"

@@ -82,12 +82,13 @@ def test_density_integrates_to_one(proposal):
     assert bool(torch.isneginf(proposal.log_prob(torch.tensor([[0.0, 1.2]]).expand(2, 1, 2), X)).all())
 
 
-def test_out_of_distribution_ends_and_is_reported(trained):
+def test_out_of_distribution_ends_at_the_edge(trained):
     """Here sbi's own sampler would not return: the network puts its mass far outside the prior."""
     proposal = as_base_posterior(trained("npe"))
     theta = proposal.sample(torch.full((50, 3), 300.0), 1)[:, 0]
     assert bool(PRIOR.support.check(theta).all())
-    assert proposal.fraction_clamped > 0.5
+    box = PRIOR.base_dist
+    assert float(((theta == box.low) | (theta == box.high)).any(1).float().mean()) > 0.5
 
 
 @pytest.mark.parametrize("name", ["fmpe", "npse"])

@@ -1,5 +1,6 @@
 """Ridge regression, against a solution of the normal equations and leave-one-out by hand."""
 
+import pytest
 import torch
 
 from fmcpe.nn.ridge import fit_ridge
@@ -14,10 +15,11 @@ def by_hand(f, t, penalty):
     return w, t.mean(0) - f.mean(0) @ w
 
 
-def test_the_penalty_is_that_of_leave_one_out():
+@pytest.mark.parametrize("targets", [1, 2])
+def test_the_penalty_is_that_of_leave_one_out(targets):
     torch.manual_seed(0)
     f = torch.randn(12, 5, dtype=torch.float64)
-    t = f @ torch.randn(5, 2, dtype=torch.float64) + 2 * torch.randn(12, 2, dtype=torch.float64)
+    t = f @ torch.randn(5, targets, dtype=torch.float64) + 2 * torch.randn(12, targets, dtype=torch.float64)
 
     def error(penalty):
         total = 0.0

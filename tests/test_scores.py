@@ -56,4 +56,3 @@ def test_scores_in_blocks_are_the_same() -> None:
 def test_mse_sums_over_parameters_and_averages_the_rest() -> None:
     samples = torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
     assert metrics.mse(samples, torch.zeros(1, 2)) == pytest.approx((5 + 9) / 2)
-    assert metrics.mse(samples, torch.zeros(1, 2), reduce=False).shape == (1,)

@@ -10,11 +10,11 @@ import torch
 from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate
 
 from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, metrics
-from fmcpe._checks import CheckedSimulator
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.candidates.base import Posterior, split_rows, tiled
-from fmcpe.candidates.joint_flow import JointFlowed
+from fmcpe.candidates.base import Posterior, split_rows
+from fmcpe.candidates.joint_flow import JointFlowed, tiled
 from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration
@@ -352,7 +352,7 @@ def test_paired_simulations_are_enough(base, pairs):
     posterior = FMCPE(base, recipe=SMALL).fit(*pairs, x, seed=0, show_progress_bars=False)
     assert posterior.sample((5,), x=pairs[1][0]).shape == (5, 2)
     with pytest.raises(ValueError, match="x=simulations_at_theta"):
-        FMCPE(base, recipe=SMALL).fit(*pairs, seed=0)
+        FMCPE(base, recipe="paper").fit(*pairs, seed=0)
 
 
 def test_a_target_prior_is_used(base, pairs):
@@ -380,7 +380,7 @@ def test_pairs_that_do_not_span_the_prior_are_named(base):
     theta[:, 1] = torch.tensor([0.1, 0.5, 0.9])[torch.arange(20) % 3]
     with pytest.warns(FMCPEWarning, match="one of 3 values of gain, from 0.1 to 0.9"):
         FMCPE(base, simulate, recipe=SMALL, names=("offset", "gain")).fit(theta, observe(theta), seed=0)
-    with pytest.raises(ValueError, match="2 names"):
+    with pytest.raises(ValueError, match="2 different names"):
         FMCPE(base, simulate, names=("offset",))
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fmcpe.base_posteriors.npe import train_npe
     from fmcpe.base_posteriors.simulation import simulate
     from fmcpe.candidates.paper import Paper, paper_settings
+    from fmcpe.io.pairs import read_pairs
+    from fmcpe.io.prior_file import read_prior
     from fmcpe.method import FMCPE
     from fmcpe.posterior import CorrectedPosterior
     from fmcpe.serialization.files import load
@@ -28,6 +30,8 @@ _HOMES = {
     "as_base_posterior": "fmcpe.base_posteriors.adapters",
     "load": "fmcpe.serialization.files",
     "paper_settings": "fmcpe.candidates.paper",
+    "read_pairs": "fmcpe.io.pairs",
+    "read_prior": "fmcpe.io.prior_file",
     "simulate": "fmcpe.base_posteriors.simulation",
     "train_npe": "fmcpe.base_posteriors.npe",
 }
@@ -46,6 +50,8 @@ __all__ = [
     "load",
     "metrics",
     "paper_settings",
+    "read_pairs",
+    "read_prior",
     "simulate",
     "tasks",
     "train_npe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
@@ -53,26 +53,49 @@ def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
             check_option(options, field.name, not share or value < 1, "a number between 0 and 1")
 
 
-def as_tensor(value: Any, name: str, dtype: torch.dtype = torch.float32, device: str | None = None) -> Tensor:
-    """A finite tensor from a tensor, array or list."""
+def as_tensor(
+    value: Any, name: str, dtype: torch.dtype = torch.float32, device: str | None = None, *, finite: bool = True
+) -> Tensor:
+    """A tensor from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise."""
     try:
-        tensor = _as_numbers(value, dtype, device)
+        tensor = as_numbers(value, dtype, device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"Expected {name} to be a torch tensor or a numpy array, got a {type(value).__name__} that does not "
             f"convert to numbers. Pass {name}=torch.as_tensor(...)."
         ) from error
-    bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
+    bad = ~torch.isfinite(tensor) if finite else torch.zeros(())
+    if bool(bad.any()):
         raise ValueError(
-            f"Expected finite numbers in {name}, got {bad} NaN or infinite value(s) of {tensor.numel()}. Remove the "
-            f"rows concerned, e.g. keep = torch.isfinite({name}).flatten(1).all(1)."
+            f"Expected finite numbers in {name}, got {int(bad.sum())} NaN or infinite value(s) of {tensor.numel()}"
+            f"{_which_rows(bad)}. {'Remove those rows from theta and y alike.' if name in ('theta', 'y') else 'Replace them.'}"
         )
     return tensor
 
 
-def _as_numbers(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+def _which_rows(bad: Tensor, most: int = 5) -> str:
+    """The numbers of the rows that are marked, in words."""
+    if bad.ndim == 0 or len(bad) < 2:
+        return ""
+    rows = bad.reshape(len(bad), -1).any(1).nonzero()[:, 0].tolist()
+    return f", in row(s) {', '.join(map(str, rows[:most]))}{' and others' if len(rows) > most else ''}"
+
+
+def finite_rows(data: Tensor) -> Tensor:
+    """Which rows of data (N, ...) hold finite numbers only, (N,)."""
+    # A sum is finite only if its terms are, and takes a twentieth of the time of a look at each number of an image.
+    if bool(torch.isfinite(data.sum())):
+        return torch.ones(len(data), dtype=torch.bool, device=data.device)
+    return torch.isfinite(data).flatten(1).all(1)
+
+
+def as_numbers(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
+    """A detached tensor of a number, a list, an array, a DataFrame or a tensor."""
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        array = np.asarray(value)
+        tensor = torch.as_tensor(array if array.flags.writeable else array.copy())  # pandas gives views, torch warns
     return tensor.detach().to(device=device, dtype=dtype)
 
 
@@ -97,20 +120,22 @@ def as_sample_shape(shape: Any) -> torch.Size:
 
 
 def as_observation(x: Any, shape: torch.Size) -> Tensor:
-    """One observation, (1, *shape), from ``shape`` or ``(1, *shape)``."""
+    """One observation, (1, *shape), from ``shape`` or ``(1, *shape)``; from a number, if it is one."""
     x = as_tensor(x, "x")
-    if x.shape == shape:
-        return x[None]
+    if x.shape == shape or (x.ndim == 0 and shape == (1,)):
+        return x.reshape(1, *shape)
     if x.shape == (1, *shape):
         return x
-    several = x.shape[1:] == shape
+    several = x.shape[1:] == shape or (x.ndim == 1 and shape == (1,))
     hint = "For several observations use sample_batched or log_prob_batched." if several else "Pass one, e.g. x=ys[0]."
     raise ValueError(f"Expected one observation x of shape {tuple(shape)}, got {tuple(x.shape)}. {hint}")
 
 
 def as_observations(x: Any, shape: torch.Size) -> Tensor:
-    """A batch of observations, (B, *shape)."""
+    """A batch of observations, (B, *shape); (B,) if each is a number."""
     x = as_tensor(x, "x")
+    if x.ndim <= 1 and shape == (1,) and x.numel():
+        return x.reshape(-1, 1)
     if x.shape == shape:
         return x[None]
     if x.ndim == len(shape) + 1 and x.shape[1:] == shape and x.shape[0] > 0:
@@ -153,23 +178,20 @@ def as_pairs(
 
     refuse_missing(theta, y)
     theta, y, dim = as_tensor(theta, "theta"), as_tensor(y, "y"), parameter_dim(prior)
-    if y.ndim < 2:
-        raise ValueError(
-            f"Expected y of shape (N, ...), one observation per row, got {tuple(y.shape)}. Pass y[:, None] if each "
-            "observation is one number, and let the simulator return (N, 1)."
-        )
+    if y.ndim == 1:
+        y = y[:, None]  # each observation is one number
     if theta.ndim == 1 and dim == 1:
         theta = theta[:, None]
-    if theta.ndim != 2 or theta.shape[1] != dim:
+    if y.ndim < 2 or theta.ndim != 2 or theta.shape[1] != dim:
         raise ValueError(
-            f"Expected theta of shape (N, {dim}), as the prior has {dim} parameter(s), got {tuple(theta.shape)}. Pass "
-            "one row per calibration pair, one column per parameter."
+            f"Expected theta of shape (N, {dim}), as the prior has {dim} parameter(s), and y of shape (N, ...), got "
+            f"{tuple(theta.shape)} and {tuple(y.shape)}. {_pairs_hint(theta, y, dim, shape)}"
         )
     number = len(theta)
     if number != len(y):
-        raise ValueError(
-            f"Expected one row of y per row of theta, got {len(y)} and {number} rows. Pass the pairs in the same order."
-        )
+        turned = y.ndim == 2 and y.shape[1] == number and shape in (None, y.shape[:1])
+        hint = "It looks transposed: pass y.T." if turned else "Pass the pairs in the same order, one row each."
+        raise ValueError(f"Expected one row of y per row of theta, got {len(y)} and {number} rows. {hint}")
     if number < 2:
         raise ValueError(
             f"Expected at least 2 calibration pairs, better 10 or more, got {number}. Without pairs, use the "
@@ -178,17 +200,22 @@ def as_pairs(
     if shape is not None and y.shape[1:] != shape:
         raise ValueError(
             f"Expected y of shape {(number, *shape)}, as the posterior was trained on data of that shape, got "
-            f"{tuple(y.shape)}. Bring y into the simulator's shape."
+            f"{tuple(y.shape)}. {_pairs_hint(theta, y, dim, shape)}"
         )
     outside = ~within_support(prior, theta)
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
+        swapped = y.shape == theta.shape and bool(within_support(prior, y).all())
+        hint = "All of y lie inside: were they swapped? Call fit(theta, y)." if swapped else (
+            "Remove those pairs, or train the posterior with a wider prior."
+        )  # fmt: skip
         raise ValueError(
             f"Expected physical theta inside the prior's support, got {int(outside.sum())} of {number} rows outside "
-            f"the prior (first: row {row}, {theta[row].tolist()}). Remove those pairs, or train the posterior with a "
-            "wider prior."
+            f"the prior (first: row {row}, {theta[row].tolist()}). {hint}"
         )
     x = None if x is None else as_tensor(x, "x")
+    if x is not None and x.ndim == 1:
+        x = x[:, None]
     if x is not None and x.shape != y.shape:
         raise ValueError(
             f"Expected x of shape {tuple(y.shape)}, one simulation at each row of theta, got {tuple(x.shape)}. Try "
@@ -197,51 +224,15 @@ def as_pairs(
     return theta, y, x
 
 
-class CheckedSimulator:
-    """A user's simulator; every batch that it returns is checked.
-
-    Args:
-        simulator: ``theta (N, p) -> x (N, *shape)``, torch or numpy.
-        shape: Shape of one observation, if known.
-    """
-
-    def __init__(self, simulator: Callable[[Tensor], Any], shape: torch.Size | None) -> None:
-        if not callable(simulator):
-            raise TypeError(
-                "Expected simulator to be a function from theta (N, p) to data (N, ...), got a "
-                f"{type(simulator).__name__}. Pass simulator=my_function."
-            )
-        self.simulator, self.shape = simulator, shape
-
-    def __call__(self, theta: Tensor) -> Tensor:
-        number = theta.shape[0]
-        with torch.no_grad():
-            out = self.simulator(theta)
-        try:
-            x = _as_numbers(out, torch.float32, theta.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"Expected the simulator to return a tensor or array of numbers, got a {type(out).__name__}. Return "
-                "torch.as_tensor(...)."
-            ) from error
-        fits = x.ndim >= 2 if self.shape is None else x.shape[1:] == self.shape
-        if not fits or x.shape[0] != number:
-            shape = f"({number}, ...)" if self.shape is None else (number, *self.shape)
-            raise ValueError(
-                f"Expected the simulator to return shape {shape}, one row per row of theta, got {tuple(x.shape)} for "
-                f"theta of shape {tuple(theta.shape)}. Wrap a simulator of one parameter vector: lambda theta: "
-                "torch.stack([simulate_one(row) for row in theta])."
-            )
-        # A sum is finite only if its terms are, and takes a twentieth of the time of a look at each number of an image.
-        if bool(torch.isfinite(x.sum())):
-            return x
-        bad = ~torch.isfinite(x).flatten(1).all(1)
-        if bool(bad.any()):
-            raise ValueError(
-                f"Expected finite simulations, got NaN or infinite values for {int(bad.sum())} of {number} rows "
-                f"(first: theta={theta[bad][0].tolist()}). Mend the simulator there, or narrow the prior."
-            )
-        return x
+def _pairs_hint(theta: Tensor, y: Tensor, dim: int, shape: torch.Size | None) -> str:
+    """What to do about pairs of the wrong shape; never a reshape, which would mix rows up."""
+    if y.ndim == 2 and y.shape[1] == dim and theta.shape[:1] == y.shape[:1] and shape in (None, theta.shape[1:]):
+        return "They look swapped: call fit(theta, y), parameters first."
+    if theta.ndim == 2 and theta.shape == (dim, len(y)):
+        return "theta looks transposed: pass theta.T."
+    if theta.ndim == 2 and theta.shape[1] == dim:
+        return "Bring each row of y into the simulator's shape."
+    return "Pass one row per calibration pair, one column per parameter."
 
 
 def as_device(device: str | torch.device) -> torch.device:

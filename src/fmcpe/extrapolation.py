@@ -17,46 +17,36 @@ from typing import Any
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Remembered, Shared
 from fmcpe.candidates.prior import PriorPosterior
+from fmcpe.nn.fitted import Fitted
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 
 
-class Range(nn.Module):
-    """Which observations are usual, by the distance of their summaries.
-
-    Args:
-        numbers: f, numbers of a summary.
-        directions: Principal directions.
-        rows: N, observations that say what is usual.
-    """
+class Range(Fitted):
+    """Which observations are usual, by the distance of their summaries."""
 
     mean: Tensor
+    """(f,)"""
     matrix: Tensor
+    """To whitened principal directions, (f, q)."""
     distances: Tensor
-    """Log distance of each of them when it is left out, (N,)."""
-
-    def __init__(self, numbers: int, directions: int, rows: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(numbers))
-        self.register_buffer("matrix", torch.zeros(numbers, directions))
-        self.register_buffer("distances", torch.zeros(rows))
+    """Log distance of each of N usual observations when it is left out, (N,)."""
 
     @classmethod
     def of(cls, rows: Tensor, directions: int = 16) -> Range:
         """From summaries (N, f), in at most `directions` principal directions."""
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3))
-        out = cls(rows.shape[1], size, number).to(rows.device)
-        out.mean, out.matrix = _whitening(rows, size)
-        folds = torch.arange(number) % min(number, 20)
+        mean, matrix = whitening(rows, size)
+        distances, folds = rows.new_zeros(number), torch.arange(number) % min(number, 20)
         for k in folds.unique() if number > 3 else ():
-            out.distances[folds == k] = _log_distance(rows[folds == k], *_whitening(rows[folds != k], size))
-        return out
+            distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size))
+        return cls(mean=mean, matrix=matrix, distances=distances)
 
     def p_values(self, rows: Tensor) -> Tensor:
         """Student-t predictive p-value of each row's log distance, (B,); three observations or fewer say nothing."""
@@ -113,7 +103,7 @@ def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
     return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
 
 
-def _whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance."""
     data = rows.double()
     mean = data.mean(0)
@@ -150,7 +140,7 @@ class WithinRange(Posterior):
         self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
-        self._parts, self._last = (shared.base.summarised(), shared.space), Remembered()
+        self.base, self._last = shared.base.summarised(), Remembered()
 
     @classmethod
     def of(cls, inner: Posterior, problem: Problem, half: float, simulations: int = 300) -> WithinRange:
@@ -167,19 +157,15 @@ class WithinRange(Posterior):
 
     def share_of_prior(self, y: Tensor) -> Tensor:
         """λ(y), (B,)."""
-        return self._last(y, lambda: 1 - (1 - self.share_by_data(y)) * (1 - self.share_by_theta(y)))
-
-    def share_by_data(self, y: Tensor) -> Tensor:
-        """λ_x(y), (B,)."""
-        return self._share(self.p_values(y))
+        return self._last(y, lambda: 1 - (1 - self._share(self.p_values(y))) * (1 - self.share_by_theta(y)))
 
     def p_values(self, y: Tensor) -> Tensor:
         """Student-t predictive p-value of the distance to the pairs, (B,)."""
-        return self.usual.p_values(self._parts[0].summarise(y).flatten(1))
+        return self.usual.p_values(self.base.summarise(y).flatten(1))
 
     def check(self, y: Tensor) -> RangeCheck:
         """Whether observations (B, ...) are like the pairs, and like simulations."""
-        seen = self._parts[0].summarise(y).flatten(1)
+        seen = self.base.summarise(y).flatten(1)
         simulated = torch.full((len(y),), torch.nan) if self.simulated is None else self.simulated.p_values(seen)
         return RangeCheck(
             self.usual.p_values(seen), self.usual.conformal(seen), simulated, self.share_of_prior(y).clone()
@@ -187,14 +173,14 @@ class WithinRange(Posterior):
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
         """λ_θ(y), (B,): always from the same draws of the base posterior."""
-        base, space = self._parts
         mean, scale, low, high = self.measured
         with seeded(0), torch.no_grad():
-            z = space.to_z_safely(base.sample(base.summarise(y), draws).flatten(0, 1))
+            z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))
         t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
         return self._share(2 * _tail(t, len(self.usual.distances) - 1)).amax(1).unflatten(0, (len(y), draws)).mean(1)
 
     def _share(self, p: Tensor) -> Tensor:
+        """λ_x of a p-value."""
         return self.p_half / (self.p_half + p)
 
     def sample(self, y: Tensor, n: int) -> Tensor:
@@ -213,6 +199,9 @@ class WithinRange(Posterior):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
-        usual, simulated = config["ranges"]
-        ranges = Range(*usual), None if simulated is None else Range(*simulated)
-        return cls(from_config(config["inner"], shared), *ranges, config["half"], shared)
+        usual, simulated = (
+            None if sizes is None else Range.empty(mean=sizes[0], matrix=tuple(sizes[:2]), distances=sizes[2])
+            for sizes in config["ranges"]
+        )
+        assert usual is not None
+        return cls(from_config(config["inner"], shared), usual, simulated, config["half"], shared)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fmcpe._checks import CheckedSimulator, as_device, as_pairs, as_tensor, parameter_dim
+from fmcpe._checks import as_device, as_pairs, as_tensor, parameter_dim
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import as_names, columns_of, default_names, in_order
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.rows import given_simulations
 from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
 from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
+
+if TYPE_CHECKING:
+    from fmcpe.diagnostics.cv_plus import CVPlus
+
+BANK = 2000
+"""Simulations from the prior: for replay, scales, and what is usual among simulations."""
+SIMULATIONS_PER_PAIR = 16
+"""Simulations at the θ of each pair, for candidates that compare them with y."""
 
 
 class FMCPE:
@@ -29,12 +43,15 @@ class FMCPE:
     Args:
         posterior: The base posterior: an sbi posterior, or anything that `as_base_posterior` accepts.
         simulator: The simulator it was trained on, ``theta (N, p) -> x (N, ...)``, called with physical θ inside the prior
-            only. Without one, `fit` needs ``x=``, simulations paired with `theta`.
+            only. Without one, and without simulations paired with the pairs, candidates that need them are not fitted.
         prior: The prior of the simulations, where `posterior` does not carry it.
         target_prior: The distribution of θ in use, where it is not that of the simulations, inside the prior's support.
         recipe: ``"default"``, ``"paper"``, a `Stack` or a `Paper`.
         device: Where the correction is trained.
-        names: Of the parameters, for reports.
+        names: Of the parameters; they stay with the posterior. By default those that `posterior` or `prior` carries, or the
+            columns of a DataFrame `theta`.
+        simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
+        simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
 
     Example:
         >>> posterior = FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0)      # doctest: +SKIP
@@ -51,7 +68,14 @@ class FMCPE:
         recipe: str | Stack | Paper = "default",
         device: str = "cpu",
         names: Sequence[str] | None = None,
+        simulations: tuple[Any, Any] | None = None,
+        simulation_batch_size: int | None = None,
     ) -> None:
+        if isinstance(simulator, NeuralPosterior) and not isinstance(posterior, NeuralPosterior):
+            raise TypeError(
+                f"Expected a posterior and then a simulator, got a {type(posterior).__name__} and then a "
+                f"{type(simulator).__name__}. They look swapped: call FMCPE(posterior, simulator)."
+            )
         self.device = as_device(device)
         self.base = as_base_posterior(posterior, prior).to(self.device)
         self.simulator, self.recipe = simulator, _as_recipe(recipe)
@@ -62,11 +86,20 @@ class FMCPE:
                 f"Expected target_prior over {dim} parameter(s), as the prior, got {parameter_dim(self.target_prior)}. Pass a "
                 "distribution over the same θ."
             )
-        self.names = tuple(f"theta[{i}]" for i in range(dim)) if names is None else tuple(map(str, names))
-        if len(self.names) != dim:
-            raise ValueError(
-                f"Expected {dim} names, one per parameter, got {len(self.names)}. Leave names out, or name each."
-            )
+        known = names if names is not None else self.base.names or getattr(prior, "names", None)
+        self.names = None if known is None else as_names(known, dim)
+        self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
+        self.simulation_batch_size = simulation_batch_size
+        if simulator is not None:  # what is not a function is refused before there are pairs
+            CheckedSimulator(simulator, None, batch_size=simulation_batch_size)
+
+    def num_simulations(self, num_pairs: int) -> int:
+        """Simulations that `fit` runs on so many pairs, if they come without simulations of their own."""
+        return 0 if self.simulator is None else planned_simulations(self.recipe, num_pairs, self.simulations is None)
+
+    @property
+    def _bank(self) -> int:
+        return self.recipe.num_statistics if isinstance(self.recipe, Paper) else BANK
 
     def fit(
         self,
@@ -75,23 +108,34 @@ class FMCPE:
         x: Any = None,
         *,
         weights: Any = None,
+        conformal: str | CVPlus | None = None,
         seed: int | None = None,
         show_progress_bars: bool = True,
     ) -> CorrectedPosterior:
         """Learn the correction from calibration pairs.
 
         Args:
-            theta: Physical parameters, (N, p), inside the prior's support.
+            theta: Physical parameters, (N, p), inside the prior's support; columns of a DataFrame are matched by name.
             y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
             weights: What each pair counts in the cross-validated score, (N,), where pairs were not drawn from the target prior.
+            conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
+                posterior has `interval` without held-out pairs.
             seed: Makes the fit reproducible; torch's global generator is left as it was.
             show_progress_bars: Whether to show progress once the fit takes more than two seconds.
 
         Returns:
             The corrected posterior; ``x=`` of its methods is the real observation.
         """
-        theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
+        if conformal is not None:
+            from fmcpe.diagnostics.cv_plus import fit_with_cv_plus
+
+            return fit_with_cv_plus(self, conformal, theta, y, x, weights, seed, show_progress_bars)
+        given, data_names = self.names or columns_of(theta) or (), columns_of(y) or ()
+        theta, y, x = as_pairs(
+            in_order(theta, self.names, "theta"), y, in_order(x, data_names, "x"), self.base.prior, self.base.raw_shape
+        )
+        names = as_names(given or default_names(theta.shape[1]), theta.shape[1])
         if theta.shape[0] < 10:
             warnings.warn(
                 f"Expected 10 or more calibration pairs, got {theta.shape[0]}: so few say little of what is wrong.",
@@ -101,33 +145,67 @@ class FMCPE:
         importance = None if weights is None else _as_importance(weights, len(theta))
         theta, y, x = theta.to(self.device), y.to(self.device), None if x is None else x.to(self.device)
         simulator = self._simulator(y.shape[1:], x)
+        number = 0 if simulator is None else self.num_simulations(len(theta))
+        logging.getLogger("fmcpe").info("fit runs %d simulations", number)
         started, paper = time.perf_counter(), isinstance(self.recipe, Paper)
         with seeded(seed):
             problem = build_problem(
-                self.base, simulator, self.target_prior, theta, y, x,
-                bank=self.recipe.num_statistics if isinstance(self.recipe, Paper) else 2000, simulations=0 if paper else 16,
+                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self._bank,
+                simulations=0 if paper else SIMULATIONS_PER_PAIR, show_progress_bars=show_progress_bars,
             )  # fmt: skip
+            if simulator is not None:
+                simulator.warn()
+            if problem.rows is not None:
+                importance = None if importance is None else importance[problem.rows] / importance[problem.rows].mean()
+                theta, y = self._without_pairs(theta, problem.rows), problem.y
             shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
             if isinstance(self.recipe, Paper):
                 inner, history = self.recipe.fit(problem, show_progress_bars)
                 record = Record(
-                    "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y)
-                )
+                    "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
+                    names=tuple(given), data_names=data_names,
+                )  # fmt: skip
                 return CorrectedPosterior(inner, shared, y.shape[1:], record)
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
-        record = record_of(fitted, problem, self.names, time.perf_counter() - started, stacklevel=2)
+        record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
+        record = replace(record, names=tuple(given), data_names=data_names)
         return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, HeldOut.of(fitted, problem))
 
+    @staticmethod
+    def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:
+        """θ of the pairs that the simulator runs at; warns of the others, and refuses to go on with less than half."""
+        left = torch.ones(len(theta), dtype=torch.bool, device=theta.device)
+        left[rows] = False
+        first = int(left.nonzero()[0])
+        found = (
+            f"Expected a simulator that runs at θ of every pair, got one that fails at {int(left.sum())} of {len(theta)} "
+            f"(first: pair {first}, theta={theta[first].tolist()})"
+        )
+        if 2 * len(rows) < len(theta):
+            raise ValueError(f"{found}. Mend the simulator there.")
+        warnings.warn(f"{found}: they are left out. Mend the simulator there.", FMCPEWarning, stacklevel=3)
+        return theta[rows]
+
     def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
-        """The user's simulator, checked; None where simulations are given or nothing needs them."""
+        """The user's simulator, checked; None where simulations are given, or there is none."""
         if x is not None or (self.simulator is None and getattr(self.recipe, "stages", "") == "theta-only"):
             return None
-        if self.simulator is None:
-            raise ValueError(
-                "Expected a simulator or paired simulations, got neither. Give FMCPE(posterior, simulator), or fit(theta, y, "
-                "x=simulations_at_theta)."
-            )
-        return CheckedSimulator(self.simulator, shape)
+        if self.simulator is not None:
+            return CheckedSimulator(self.simulator, shape, 0.5, self.simulation_batch_size)
+        missing = "Expected a simulator or paired simulations, got neither"
+        advice = "Give FMCPE(posterior, simulator), or fit(theta, y, x=simulations_at_theta)."
+        if isinstance(self.recipe, Paper):
+            raise ValueError(f"{missing}. {advice}")
+        warnings.warn(f"{missing}: candidates that need them are not fitted. {advice}", FMCPEWarning, stacklevel=3)
+        return None
+
+
+def planned_simulations(recipe: str | Stack | Paper, num_pairs: int, bank: bool = True) -> int:
+    """Simulations that a fit of a recipe runs on so many pairs; without those of the bank if simulations are given."""
+    recipe = _as_recipe(recipe)
+    if isinstance(recipe, Paper):
+        return recipe.num_statistics * bank + recipe.num_simulations(num_pairs)
+    return BANK * bank + SIMULATIONS_PER_PAIR * num_pairs
 
 
 def _as_recipe(recipe: str | Stack | Paper) -> Stack | Paper:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -40,26 +40,26 @@ class Mixture(Posterior):
         places = (torch.rand((), dtype=ladder.dtype, device=ladder.device) + torch.arange(n, device=ladder.device)) / n
         counts = torch.searchsorted(ladder, places).clamp_max(len(ladder) - 1).bincount(minlength=len(ladder))
         parts: list[Tensor] = []
-        for cls, group in self._by_class(counts).items():
-            members, numbers = zip(*group, strict=True)
-            parts += cls.sample_together(members, y, [int(number) for number in numbers])
+        for members, numbers in self._by_kind(counts):
+            parts += type(members[0]).sample_together(members, y, numbers)
         return torch.cat(parts, dim=1)[:, torch.randperm(n, device=y.device)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
         parts: list[Tensor] = []
-        for cls, group in self._by_class(self.weights).items():
-            members, weights = zip(*group, strict=True)
-            found = cls.log_prob_together(members, z, y)
+        for members, weights in self._by_kind(self.weights):
+            found = type(members[0]).log_prob_together(members, z, y)
             parts += [each + math.log(w) for each, w in zip(found, weights, strict=True)]
         return torch.stack(parts).logsumexp(0)
 
-    def _by_class(self, shares: Tensor) -> dict[type[Posterior], list[tuple[Posterior, float]]]:
-        """Members with a share, and the share, by class: those of one class share work."""
-        groups: dict[type[Posterior], list[tuple[Posterior, float]]] = {}
+    def _by_kind(self, shares: Tensor) -> Iterable[tuple[list[Posterior], list[Any]]]:
+        """Members with a share, and their shares, those of one kind together."""
+        groups: dict[tuple[Any, ...], tuple[list[Posterior], list[Any]]] = {}
         for member, share in zip(self.members, shares.tolist(), strict=True):
             if share > 0:
-                groups.setdefault(type(member), []).append((member, share))
-        return groups
+                members, found = groups.setdefault(member.kind, ([], []))
+                members.append(member)
+                found.append(share)
+        return groups.values()
 
     def to_config(self) -> dict[str, Any]:
         return {"members": [to_config(member) for member in self.members]}

@@ -6,14 +6,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.potentials.base_potential import BasePotential
 from scipy import stats
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from fmcpe._checks import (
     as_observation,
@@ -25,13 +24,18 @@ from fmcpe._checks import (
     check_sbi_options,
 )
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import default_names, in_order
+from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
-from fmcpe.conformal import Conformal, Intervals
 from fmcpe.extrapolation import RangeCheck, WithinRange
+from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
 from fmcpe.record import HeldOut, Record
 from fmcpe.search import cross_entropy_search
+
+if TYPE_CHECKING:
+    from fmcpe.diagnostics.conformal import Conformal, Intervals
 
 
 class CorrectedPosterior(NeuralPosterior):
@@ -56,7 +60,8 @@ class CorrectedPosterior(NeuralPosterior):
         record: Record,
         held_out: HeldOut | None = None,
     ) -> None:
-        self.inner, self.shared, self.record = inner.eval().requires_grad_(False), shared, record
+        self.inner, self.shared = inner.eval().requires_grad_(False), shared
+        self.record = record if record.names else replace(record, names=shared.base.names or ())
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
@@ -73,6 +78,11 @@ class CorrectedPosterior(NeuralPosterior):
     def weights(self) -> dict[str, float]:
         """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
         return self.record.weights
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
+        return self.record.names or default_names(self.space.dim)
 
     @property
     def method(self) -> str:
@@ -120,10 +130,24 @@ class CorrectedPosterior(NeuralPosterior):
     ) -> Tensor:
         """Draw for each of a batch of observations: (*sample_shape, B, p). Arguments as for `sample`."""
         check_sbi_options(sbi_options)
-        shape, y = as_sample_shape(sample_shape), as_observations(x, self.observation_shape).to(self._device)
+        shape, y = as_sample_shape(sample_shape), self._as_observations(x)
         self._warn_out_of_range(y)
         draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return draws.movedim(0, 1).reshape(*shape, len(y), self.space.dim)
+
+    def draws(
+        self, num_samples: int = 1000, x: Any = None, *, labels: Sequence[str] | None = None, seed: int | None = None
+    ) -> Draws:
+        """Draws with the parameters' names, for tables, files (csv, npz, netCDF), pandas and ArviZ.
+
+        Args:
+            num_samples: Draws for each observation.
+            x: One real observation or a batch, (B, ...); the default one if None.
+            labels: Of the observations; 1, 2, ... if None.
+            seed: Makes the draws reproducible.
+        """
+        y = self._x_else_default_x(None) if x is None else self._as_observations(x)
+        return Draws.of(self, y, num_samples, labels, seed)
 
     @torch.no_grad()
     def _draw(self, y: Tensor, n: int, seed: int | None, show_progress_bars: bool, batch: int | None) -> Tensor:
@@ -155,7 +179,7 @@ class CorrectedPosterior(NeuralPosterior):
                 f"Expected a posterior of the default recipe or of a Stack, got one of {self.method} that keeps no pairs. Fit "
                 'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
             )
-        y = self._x_else_default_x(x) if x is None else as_observations(x, self.observation_shape).to(self._device)
+        y = self._x_else_default_x(x) if x is None else self._as_observations(x)
         return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
@@ -198,7 +222,7 @@ class CorrectedPosterior(NeuralPosterior):
     def log_prob_batched(self, theta: Any, x: Any, track_gradients: bool = False, **sbi_options: Any) -> Tensor:
         """Log density at θ (N, B, p), or (B, p), where column b belongs to observation b: (N, B)."""
         check_sbi_options(sbi_options)
-        y, dim = as_observations(x, self.observation_shape).to(self._device), self.space.dim
+        y, dim = self._as_observations(x), self.space.dim
         theta = theta if isinstance(theta, Tensor) else as_tensor(theta, "theta")
         if theta.ndim not in (2, 3) or theta.shape[-2:] != (len(y), dim):
             raise ValueError(
@@ -275,30 +299,50 @@ class CorrectedPosterior(NeuralPosterior):
             self._best = best
         return best
 
-    def conformalize(self, theta: Any, y: Any, *, num_samples: int = 1000, seed: int = 0) -> CorrectedPosterior:
-        """Calibrate `interval` on held-out pairs (`fmcpe.conformal`), in place. Pairs with the same θ count once.
+    def conformalize(
+        self,
+        theta: Any,
+        y: Any,
+        *,
+        weights: Callable[[Tensor], Any] | None = None,
+        num_samples: int = 1000,
+        seed: int = 0,
+    ) -> CorrectedPosterior:
+        """Calibrate `interval` on held-out pairs (`fmcpe.diagnostics.conformal`), in place. Pairs with the same θ count once.
 
         Args:
             theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
             y: Real measurements taken at them, (n, ...).
+            weights: For θ drawn from another density than the target prior, as in a design: the ratio p_target / p_design,
+                up to a constant, a function of physical θ, (N, p) -> (N,). See `fmcpe.diagnostics.label_shift`.
             num_samples: Draws per observation that median and half-width are estimated from.
             seed: Of the draws, and of which of several pairs with the same θ counts.
         """
+        from fmcpe.diagnostics.conformal import SplitConformal
+        from fmcpe.diagnostics.label_shift import LabelShiftConformal
+
+        theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
         used = set(self.record.fingerprints) & set(fingerprints(theta, y))
         if used:
             raise ValueError(
                 f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
-                "nothing for new ones. Hold some pairs out, and fit on the others."
+                'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
             )
-        self.conformal = Conformal.of(self, theta.to(self._device), y.to(self._device), num_samples, seed)
+        theta, y = theta.to(self._device), y.to(self._device)
+        if weights is None:
+            self.conformal = SplitConformal.of(self, theta, y, num_samples, seed)
+        else:
+            self.conformal = LabelShiftConformal.of(self, theta, y, weights, num_samples, seed)
         return self
 
     def interval(self, level: float = 0.9, x: Any = None, *, joint: bool = False, seed: int = 0) -> Intervals:
-        """Intervals with a finite-sample guarantee for real observations; `conformalize` comes first.
+        """Intervals with a finite-sample guarantee for real observations.
+
+        `conformalize` comes first, or ``fit(..., conformal="cv+")``.
 
         Args:
-            level: Probability that is promised, 1 - α.
+            level: Nominal probability, 1 - α; what of it is promised, the intervals say.
             x: One real observation, or a batch (B, ...); the default one if None.
             joint: Whether all parameters together lie inside with that probability, or each by itself.
             seed: Of the draws.
@@ -306,9 +350,10 @@ class CorrectedPosterior(NeuralPosterior):
         if self.conformal is None:
             raise ValueError(
                 "Expected held-out pairs to calibrate intervals on, got none. Call posterior.conformalize(theta_held_out, "
-                "y_held_out) first; for plain credible intervals, take quantiles of posterior.sample(...)."
+                'y_held_out) first, or fit(theta, y, conformal="cv+"); for plain credible intervals, take quantiles of '
+                "posterior.sample(...)."
             )
-        y = self._x_else_default_x(x) if x is None else as_observations(x, self.observation_shape).to(self._device)
+        y = self._x_else_default_x(x) if x is None else self._as_observations(x)
         self._warn_out_of_range(y)
         found = self.conformal.intervals(self, y, level, joint, seed)
         one = len(y) == 1 and (x is None or as_tensor(x, "x").shape == self.observation_shape)
@@ -325,7 +370,10 @@ class CorrectedPosterior(NeuralPosterior):
             if self._x is None:
                 raise ValueError("Expected an observation, got none. Pass x=, or call set_default_x(y_obs) first.")
             return self._x
-        return as_observation(x, self.observation_shape).to(self._device)
+        return as_observation(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
+
+    def _as_observations(self, x: Any) -> Tensor:
+        return as_observations(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
 
     def to(self, device: str | torch.device) -> CorrectedPosterior:
         """Move to a device, in place."""
@@ -334,6 +382,7 @@ class CorrectedPosterior(NeuralPosterior):
         self.shared.base.to(device)
         self._device = str(device)
         self._x = None if self._x is None else self._x.to(device)
+        self.conformal = None if self.conformal is None else self.conformal.to(device)
         self.potential_fn = CorrectedPotential(self, self.prior)
         return self
 
@@ -346,6 +395,24 @@ class CorrectedPosterior(NeuralPosterior):
     def summary(self) -> str:
         """What was fitted, and its scores on held-out pairs, as text."""
         return self.record.text(self.space.dim, tuple(self.observation_shape))
+
+    def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
+        """Write the trust report: one HTML file that says how far to trust this posterior, and why; JSON beside it.
+
+        Args:
+            path: The HTML file; the numbers go to the same name with ``.json``.
+            x: Real observations to be answered in it, (B, ...).
+            learning_curve: Of `fmcpe.diagnostics.learning_curve`, if it was computed.
+            seed: Of bootstrap, permutations and draws.
+        """
+        from fmcpe.diagnostics.report import write_report
+
+        return write_report(self, path, x, learning_curve, seed=seed)
+
+    def _repr_html_(self) -> str:
+        from fmcpe.diagnostics.report import short_html
+
+        return short_html(self)
 
     def __repr__(self) -> str:
         return (
@@ -378,9 +445,8 @@ def _in_chunks(
     """Draws for each row of y, (B, n, p), at most `limit` at a time; `whole` never splits the rows of y."""
     per_chunk = len(y) if whole else max(1, limit // n)
     spans = [min(limit, n - start) for start in range(0, n, limit)]
-    bar = tqdm(total=len(y) * n, desc="drawing", delay=2, disable=not show_progress_bars, leave=False)
     chunks = []
-    with bar:
+    with Progress(len(y) * n, "drawing", show_progress_bars) as bar:
         for rows in y.split(per_chunk):
             parts = []
             for span in spans:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from fmcpe._progress import Progress
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.spaces import ParameterSpace
 
@@ -38,6 +40,7 @@ class Problem:
         bank_seen: The base posterior's summary of them.
         pool: Draws of the target prior, in z, (L, p).
         simulator: The checked simulator, θ (N, p) -> x (N, ...), for what wants fresh simulations.
+        rows: Which of the given pairs these are, (N,), where some were left out because the simulator fails at their θ.
     """
 
     base: BasePosterior
@@ -54,6 +57,7 @@ class Problem:
     bank_seen: Tensor | None
     pool: Tensor
     simulator: Callable[[Tensor], Tensor] | None = None
+    rows: Tensor | None = None
 
     @property
     def summarised(self) -> BasePosterior:
@@ -76,15 +80,17 @@ class Problem:
 
 def build_problem(
     base: BasePosterior,
-    simulator: Callable[[Tensor], Tensor] | None,
+    simulator: CheckedSimulator | None,
     target_prior: Distribution,
     theta: Tensor,
     y: Tensor,
     x: Tensor | None,
     *,
+    given: tuple[Tensor, Tensor] | None = None,
     bank: int = 2000,
     pool: int = 4096,
     simulations: int = 16,
+    show_progress_bars: bool = False,
 ) -> Problem:
     """Simulate what candidates need; draws from torch's global generator.
 
@@ -95,39 +101,58 @@ def build_problem(
         theta: Physical parameters of the pairs, (N, p).
         y: Real observations, (N, ...).
         x: Simulations paired with `theta`, (N, ...), used in place of fresh ones.
-        bank: Simulations from the prior.
+        given: Existing simulations from the prior, θ and x, of which `bank` are used in place of fresh ones.
+        bank: Simulations from the prior; without those that failed.
         pool: Draws of the target prior.
         simulations: Simulations at each θ_j; none if 0.
+        show_progress_bars: Whether to show the time left.
     """
     space, summarise = ParameterSpace.of(base.prior).to(y.device), base.summarised().summarise
     seen_x, x_mean = (None, None) if x is None else (summarise(x)[:, None], x)
-    bank_theta = bank_x = None
-    if simulator is not None:
-        bank_theta = base.prior.sample((bank,)).to(y.device, torch.float32)
-        bank_x = torch.cat([simulator(part) for part in bank_theta.split(2000)])
-        if x is None and simulations:
-            seen_x, x_mean = _simulate_at(theta, simulator, summarise, simulations)
+    bank_theta = bank_x = kept = None
+    at_pairs = simulations * len(theta) if simulator is not None and x is None else 0
+    with Progress((bank if given is None else 0) + at_pairs, "simulating", show_progress_bars) as progress:
+        if given is not None:
+            rows = torch.randperm(len(given[0]))[:bank]
+            bank_theta, bank_x = (each[rows].to(y.device) for each in given)
+        elif simulator is not None:
+            bank_theta = base.prior.sample((bank,)).to(y.device, torch.float32)
+            with progress.part(bank):
+                parts = [simulator.attempt(part, bank) for part in bank_theta.split(2000)]
+            ok = torch.cat([part[1] for part in parts])
+            bank_theta, bank_x = bank_theta[ok], torch.cat([part[0] for part in parts])[ok]
+        if at_pairs:
+            assert simulator is not None
+            with progress.part(at_pairs):
+                seen_x, x_mean, ok = _simulate_at(theta, simulator, summarise, simulations)
+            if not bool(ok.all()):
+                kept = ok.nonzero()[:, 0]
+                theta, y, seen_x, x_mean = theta[kept], y[kept], seen_x[kept], x_mean[kept]
     draws = space.to_z_safely(target_prior.sample((pool,)).to(y.device, torch.float32))
     return Problem(
         base, space, target_prior, theta, space.to_z_safely(theta), y, summarise(y), seen_x, x_mean, bank_theta, bank_x,
-        None if bank_x is None else summarise(bank_x), draws, simulator,
+        None if bank_x is None else summarise(bank_x), draws, simulator, kept,
     )  # fmt: skip
 
 
 def _simulate_at(
     theta: Tensor,
-    simulator: Callable[[Tensor], Tensor],
+    simulator: CheckedSimulator,
     summarise: Callable[[Tensor], Tensor],
     number: int,
     rows: int = 2000,
-) -> tuple[Tensor, Tensor]:
-    """Summaries of simulations at each θ, (N, S, ...), and the mean of the raw ones, (N, ...); `rows` raw ones at a time."""
-    summaries, means = [], []
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summaries of simulations at each θ, (N, S, ...), the mean of the raw ones, (N, ...), and whether they succeeded, (N,).
+
+    `rows` raw ones are held at a time.
+    """
+    summaries, means, succeeded = [], [], []
     for part in theta.split(max(1, rows // number)):
-        raw = simulator(part.repeat_interleave(number, dim=0))
+        raw, ok = simulator.insist(part.repeat_interleave(number, dim=0))
         summaries.append(summarise(raw).unflatten(0, (len(part), number)))
         means.append(raw.unflatten(0, (len(part), number)).mean(1))
-    return torch.cat(summaries), torch.cat(means)
+        succeeded.append(ok.unflatten(0, (len(part), number)).all(1))
+    return torch.cat(summaries), torch.cat(means), torch.cat(succeeded)
 
 
 def groups_of(theta: Tensor) -> tuple[Tensor, int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.problem import Problem, fingerprints, groups_of
+from fmcpe.span import design_notes
 from fmcpe.stacking import Fitted
 
 
@@ -26,6 +27,7 @@ class HeldOut:
         before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
         seen: The base posterior's summaries of y, (N, f); y itself where it has none.
         simulated: The same of simulations from the prior, (M, f); None without a simulator.
+        at_pairs: The same of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
     """
 
     theta: Tensor
@@ -33,14 +35,16 @@ class HeldOut:
     before: Tensor | None
     seen: Tensor
     simulated: Tensor | None
+    at_pairs: Tensor | None = None
 
     @classmethod
-    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500) -> HeldOut:
-        """Of a fitted stack, with at most so many simulations."""
+    def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
+        """Of a fitted stack, with at most so many simulations of the prior, and so many numbers of those at the pairs' θ."""
         named = dict(zip(fitted.names, fitted.fits, strict=True))
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
-        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated)
+        at_pairs = None if problem.x is None else problem.x[:, : max(1, numbers // problem.seen.numel())].flatten(2)
+        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs)
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
@@ -49,7 +53,36 @@ class HeldOut:
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
         """From those of a file."""
-        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], kept.get("simulated"))
+        optional = (kept.get(name) for name in ("simulated", "at_pairs"))
+        return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], *optional)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning of the fit.
+
+    Args:
+        kind: ``"coverage"``, ``"information"``, ``"design"`` or ``"importance"``.
+        text: What the user was told.
+    """
+
+    kind: str
+    text: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the pairs refute the posterior: over-confident, or no better than the prior."""
+        return self.kind in ("coverage", "information")
+
+    @property
+    def short(self) -> str:
+        """In a few words."""
+        return {
+            "coverage": "over-confident intervals",
+            "information": "held-out pairs predicted no better than by the prior",
+            "design": "pairs that do not span the prior",
+            "importance": "unreliable importance weights",
+        }.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True)
@@ -98,6 +131,8 @@ class Record:
         parameters: One line per parameter.
         notes: What the user was warned of.
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
+        names: Of the parameters; empty if nobody named them.
+        data_names: Of the columns of y, where they came with names.
     """
 
     method: str = "FMCPE"
@@ -113,8 +148,10 @@ class Record:
     distances: dict[str, Any] = field(default_factory=dict)
     distinct: int = 0
     parameters: tuple[ParameterRecord, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     fingerprints: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    data_names: tuple[str, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -129,14 +166,16 @@ class Record:
             )
             for line in config["parameters"]
         )
-        listed = {name: tuple(config[name]) for name in ("notes", "fingerprints")}
-        return cls(**config | {"parameters": lines} | listed)
+        # files of format 5 have the text alone
+        notes = tuple(Note("other", each) if isinstance(each, str) else Note(**each) for each in config["notes"])
+        listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names")}
+        return cls(**config | {"parameters": lines, "notes": notes} | listed)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [
-            f"{what} of {dim} parameter(s) given observations of shape {shape}.",
+            f"{what} of {', '.join(self.names) or f'{dim} parameter(s)'} given observations of shape {shape}.",
             f"Fitted on {self.num_pairs} calibration pairs in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
@@ -158,7 +197,7 @@ class Record:
                     f"  {p.name}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
                     f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
                 )
-        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+        return "\n".join([*lines, *(["", *(note.text for note in self.notes)] if self.notes else [])])
 
 
 def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
@@ -178,14 +217,15 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         for i, name in enumerate(names)
     )  # fmt: skip
     weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
-    notes = [
-        *_refuted(lines, groups_of(truth)[1]),
-        *_design(problem, names),
-        *_uninformative(fitted),
-        *_unreliable(fitted),
-    ]
+    found = {
+        "coverage": _refuted(lines, groups_of(truth)[1]),
+        "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
+        "information": _uninformative(fitted),
+        "importance": _unreliable(fitted),
+    }
+    notes = [Note(kind, text) for kind, texts in found.items() for text in texts]
     for note in notes:
-        warnings.warn(note, FMCPEWarning, stacklevel=stacklevel + 1)
+        warnings.warn(note.text, FMCPEWarning, stacklevel=stacklevel + 1)
     return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
         float(fitted.scores.mean()),
@@ -218,28 +258,6 @@ def _refuted(lines: tuple[ParameterRecord, ...], pairs: int, level: float = 0.01
             notes.append(
                 f"The 90 % interval of {line.name} holds {inside} of {pairs} held-out pairs: this posterior is over-confident "
                 f"about {line.name}. Measure more pairs before you rely on it."
-            )
-    return notes
-
-
-def _design(problem: Problem, names: tuple[str, ...], narrow: float = 0.5, few: int = 5) -> list[str]:
-    """Parameters whose pairs span a narrow share of the prior's central 90 %, or have few distinct values."""
-    prior, notes = problem.space.to_theta(problem.pool), []
-    for i, name in enumerate(names):
-        low, high = prior[:, i].quantile(0.05), prior[:, i].quantile(0.95)
-        least, most = float(problem.theta[:, i].min()), float(problem.theta[:, i].max())
-        span = (min(most, float(high)) - max(least, float(low))) / max(1e-12, float(high - low))
-        values = problem.theta[:, i].unique()
-        if span < narrow or len(values) == 1:
-            notes.append(
-                f"All pairs have {name} between {least:.4g} and {most:.4g}, {max(0.0, span):.0%} of the prior's range: nothing "
-                "shows how to correct outside of it, and there the answer returns to the prior. Measure pairs at other values "
-                f"of {name}, or pass target_prior= if it stays there."
-            )
-        elif len(values) < min(few, len(problem)):
-            notes.append(
-                f"All pairs have one of {len(values)} values of {name}, from {least:.4g} to {most:.4g}: between them the "
-                f"correction is interpolated, unchecked. Measure some pairs at other values of {name}."
             )
     return notes
 

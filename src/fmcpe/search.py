@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+
+from fmcpe._progress import Progress
 
 
 def cross_entropy_search(
@@ -24,11 +25,13 @@ def cross_entropy_search(
         show_progress_bars: Show progress after two seconds.
     """
     dim, elite, values = z.shape[1], max(2, number // 5), log_density(z)
-    for _ in tqdm(range(rounds), desc="maximising", delay=2, disable=not show_progress_bars, leave=False):
-        best = values.argsort(descending=True)[:elite]
-        z, values = z[best], values[best]
-        # Gaussian mixtures of the deviations have their covariance, singular or not, without a Cholesky factor
-        off = torch.cat([(z - z.mean(0)) / max(1, len(z) - 1) ** 0.5, 1e-5 * torch.eye(dim, device=z.device)])
-        fresh = z.mean(0) + torch.randn(number, len(off), device=z.device) @ off
-        z, values = torch.cat([z, fresh]), torch.cat([values, log_density(fresh)])
+    with Progress(rounds, "maximising", show_progress_bars) as progress:
+        for _ in range(rounds):
+            best = values.argsort(descending=True)[:elite]
+            z, values = z[best], values[best]
+            # Gaussian mixtures of the deviations have their covariance, singular or not, without a Cholesky factor
+            off = torch.cat([(z - z.mean(0)) / max(1, len(z) - 1) ** 0.5, 1e-5 * torch.eye(dim, device=z.device)])
+            fresh = z.mean(0) + torch.randn(number, len(off), device=z.device) @ off
+            z, values = torch.cat([z, fresh]), torch.cat([values, log_density(fresh)])
+            progress.update()
     return z[values.argmax()]

@@ -58,7 +58,7 @@ class ParameterSpace(nn.Module):
         self.prior = prior
         with seeded(0):  # sbi tests the transform on a draw of the prior
             self.transform = mcmc_transform(prior, device=str(theta.device))
-        self.register_buffer("limit", _limits(prior, theta, limit), persistent=False)
+        self.register_buffer("limit", torch.where(bounded(prior, theta), limit, torch.inf), persistent=False)
         self.standardiser = Standardiser(self.transform(theta))
 
     @classmethod
@@ -98,10 +98,9 @@ class ParameterSpace(nn.Module):
         return within_support(self.prior, theta)
 
 
-def _limits(prior: Distribution, theta: Tensor, limit: float) -> Tensor:
-    """`limit` for each parameter that is bounded on at least one side, infinity for the others, (p,)."""
+def bounded(prior: Distribution, theta: Tensor) -> Tensor:
+    """Whether each parameter is bounded on at least one side, (p,), by draws of the prior (N, p)."""
     # replace one parameter at a time by a value far above or below all draws
     reach = torch.diag(1e4 * (1 + theta.abs().amax(dim=0)))
     others = theta[0] * (1 - torch.eye(theta.shape[1], device=theta.device))
-    unbounded = within_support(prior, others + reach) & within_support(prior, others - reach)
-    return torch.where(unbounded, torch.inf, limit)
+    return ~(within_support(prior, others + reach) & within_support(prior, others - reach))

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from fmcpe._checks import check_numbers
+from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
 from fmcpe.energy import CrossFit, Distances
@@ -246,15 +246,17 @@ class Stack:
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """Every candidate that can be fitted, and why the others cannot."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
-        bar = tqdm(self.candidates, "fitting candidates", delay=2, disable=not show_progress_bars, leave=False)
-        for candidate in bar:
+        for candidate in self.candidates:
             reason = candidate.skipped(problem)
             if reason is None and candidate.uses_pairs and int(folds.max()) == 0:
                 reason = "all pairs have the same θ, so that none can be held out"
-            if reason is None:
-                fits[candidate.name] = cross_fit(candidate, problem, folds, self.draws, seed)
-            else:
+            if reason is not None:
                 skipped[candidate.name] = reason
+        fitted = [candidate for candidate in self.candidates if candidate.name not in skipped]
+        with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
+            for candidate in fitted:
+                with progress.part(candidate.effort):
+                    fits[candidate.name] = cross_fit(candidate, problem, folds, self.draws, seed)
         return fits, skipped
 
     def weights(

@@ -13,7 +13,8 @@ from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.posteriors.filtered_direct_posterior import FilteredDirectPosterior
 from sbi.inference.posteriors.npe_a_posterior import NPE_A_Posterior
 from sbi.neural_nets.estimators import ZukoFlow
-from sbi.utils.sbiutils import CallableTransform
+from sbi.neural_nets.estimators.base import ConditionalEstimator
+from sbi.utils.sbiutils import CallableTransform, ImproperEmpirical
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -34,20 +35,23 @@ class DensityBase(BasePosterior):
         self._summarised: DensityBase | None = None
         self._net: nn.Module | None = None
         self._made_of: list[Tensor] = []
+        self.names = getattr(posterior, "names", None)
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
-    def _flow(self, x: Tensor) -> Any:
-        """The conditional distribution for each row of x; sbi's wrapper embeds each x anew for every θ."""
-        return self._flow_of(self.estimator.embedding_net(x))
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.estimator.embedding_net(x)
 
-    def _flow_of(self, seen: Tensor) -> Any:
-        """The same for embedded rows, through the fast implementation of the flow where there is one."""
+    def _flow(self, x: Tensor) -> Any:
+        """The conditional distribution for each row of x, through the fast implementation of the flow where there is one.
+
+        sbi's wrapper embeds each x anew for every θ.
+        """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
         # it shares the flow's tensors, and is stale once they are replaced, e.g. on another device
         if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
             self._net, self._made_of = natively(net, own_weights=False) or net, parts
-        return self._net(seen)
+        return self._net(self._embed(x))
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         if isinstance(self.estimator, ZukoFlow):
@@ -89,10 +93,6 @@ class DensityBase(BasePosterior):
         onto_support = any(isinstance(m, CallableTransform) for m in self.estimator.modules())
         return not onto_support and super()._may_leak()
 
-    def to(self, device: str | torch.device) -> BasePosterior:
-        self.estimator.to(device)
-        return self
-
 
 class SummaryBase(DensityBase):
     """A `DensityBase` conditioned on its embedding h(x) in place of x."""
@@ -105,8 +105,8 @@ class SummaryBase(DensityBase):
     def summarise(self, data: Tensor) -> Tensor:
         return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
 
-    def _flow(self, x: Tensor) -> Any:
-        return self._flow_of(x)
+    def _embed(self, x: Tensor) -> Tensor:
+        return x
 
 
 class EnsembleBase(BasePosterior):
@@ -117,6 +117,7 @@ class EnsembleBase(BasePosterior):
         members, weights = [members[i] for i in used], weights[used]
         self.members: Sequence[BasePosterior] = members
         self.weights = weights / weights.sum()
+        self.names = members[0].names
         super().__init__(members[0].prior, members[0].x_shape)
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
@@ -198,6 +199,7 @@ def as_base_posterior(
         )
     if isinstance(posterior, BasePosterior):
         return posterior
+    _refuse_other_parts_of_sbi(posterior, prior)
     if isinstance(posterior, DirectPosterior) and not isinstance(posterior, FilteredDirectPosterior | NPE_A_Posterior):
         return DensityBase(posterior, prior)
     if isinstance(posterior, VectorFieldPosterior):
@@ -209,9 +211,9 @@ def as_base_posterior(
         if found is not None:
             return as_base_posterior(found, prior)
         raise TypeError(
-            f"Expected an sbi posterior made of a posterior, likelihood or ratio estimator, got a {type(posterior).__name__} on a "
-            f"{type(posterior.potential_fn).__name__}. Pass a function instead: FMCPE(draw, simulator, prior=...), where "
-            "draw(x) returns one θ per row of x."
+            "Expected an sbi posterior made of a posterior, likelihood or ratio estimator, got a "
+            f"{type(posterior).__name__} on a {type(posterior.potential_fn).__name__}. Pass a function instead: "
+            "FMCPE(draw, simulator, prior=...), where draw(x) returns one θ per row of x."
         )
     if callable(posterior):
         if prior is None:
@@ -224,3 +226,27 @@ def as_base_posterior(
         "Expected an sbi DirectPosterior, EnsemblePosterior or VectorFieldPosterior, or a function from x to one draw "
         f"of theta per row, got a {type(posterior).__name__}. Train one with fmcpe.train_npe(simulator, prior)."
     )
+
+
+def _refuse_other_parts_of_sbi(posterior: Any, prior: Distribution | None) -> None:
+    """Recognise what belongs to sbi and is not a posterior with a prior."""
+    if isinstance(posterior, ConditionalEstimator):
+        raise TypeError(
+            f"Expected an sbi posterior, got a {type(posterior).__name__}, the estimator that inference.train() returns. Pass "
+            "inference.build_posterior(estimator)."
+        )
+    if hasattr(posterior, "append_simulations") and hasattr(posterior, "build_posterior"):
+        raise TypeError(
+            f"Expected an sbi posterior, got the trainer {type(posterior).__name__}. Pass inference.build_posterior()."
+        )
+    if isinstance(posterior, Distribution):
+        raise TypeError(
+            f"Expected a posterior, got a {type(posterior).__name__}, which depends on no data. Call FMCPE(posterior, "
+            "simulator, prior), or train a posterior first: fmcpe.train_npe(simulator, prior)."
+        )
+    members = posterior.posteriors if isinstance(posterior, EnsemblePosterior) else [posterior]
+    if prior is None and any(isinstance(getattr(each, "prior", None), ImproperEmpirical) for each in members):
+        raise ValueError(
+            "Expected the prior of the simulations, got an sbi posterior whose NPE was given none. Pass it: FMCPE(posterior, "
+            "simulator, prior=BoxUniform(low, high)), the distribution that θ of the simulations were drawn from."
+        )

@@ -2,12 +2,13 @@ r"""The interface of a base posterior: draws for each x, and their log density w
 
 `fmcpe.base_posteriors.adapters` adapts sbi posteriors and plain functions to it. None uses sbi's rejection loop, which
 does not terminate out of distribution: draws outside the prior's support are redrawn a bounded number of times, then
-moved to its edge. `BasePosterior.fraction_clamped` is the fraction moved.
+moved to its edge.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from sbi.utils.sbiutils import within_support
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
+from fmcpe.spaces import bounded
 
 
 class BasePosterior(ABC):
@@ -33,13 +35,17 @@ class BasePosterior(ABC):
     """How often a draw outside the support is repeated before it is clamped."""
     tries = 1
     """Draws at each of these times."""
+    names: tuple[str, ...] | None = None
+    """Of the parameters, where they are known."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
     leakage_draws_in_all = 4000
     """The same, for the x of one mixture together."""
+    estimator: Any = None
+    """The network, if any."""
 
     def __init__(self, prior: Distribution, x_shape: torch.Size | None) -> None:
-        self.prior, self.x_shape, self.fraction_clamped = prior, x_shape, 0.0
+        self.prior, self.x_shape = prior, x_shape
         self.raw_shape = x_shape  # of one observation before it is summarised
 
     @abstractmethod
@@ -54,7 +60,9 @@ class BasePosterior(ABC):
         )
 
     def to(self, device: str | torch.device) -> BasePosterior:
-        """Move to a device, in place."""
+        """Move its network, if any, to a device, in place."""
+        if self.estimator is not None:
+            self.estimator.to(device)
         return self
 
     @property
@@ -82,10 +90,10 @@ class BasePosterior(ABC):
             rows = outside.nonzero()[:, 0]
             fresh = self._draw(x[rows // n], self.tries)
             inside = self._inside(fresh.flatten(0, 1)).reshape(fresh.shape[:2])
-            flat[rows] = fresh[torch.arange(len(rows), device=rows.device), inside.int().argmax(1)]  # the first inside, if any
+            # the first inside, if any
+            flat[rows] = fresh[torch.arange(len(rows), device=rows.device), inside.int().argmax(1)]
             outside[rows] = ~inside.any(1)
-        self.fraction_clamped = float(outside.float().mean()) if len(outside) else 0.0
-        if self.fraction_clamped:
+        if bool(outside.any()):
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
 
@@ -115,9 +123,7 @@ class BasePosterior(ABC):
     def _may_leak(self) -> bool:
         """Whether draws can fall outside the support: not if it is unbounded."""
         with seeded(0):
-            probe = self.prior.sample((1,))
-        far = torch.cat([probe + 1e6 * (1 + probe.abs()), probe - 1e6 * (1 + probe.abs())])
-        return not bool(within_support(self.prior, far).all())
+            return bool(bounded(self.prior, self.prior.sample((100,))).any())
 
     def _inside(self, theta: Tensor) -> Tensor:
         return within_support(self.prior, theta) & torch.isfinite(theta).all(-1)

@@ -8,24 +8,32 @@ rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from sbi.inference.posteriors import DirectPosterior
 from sbi.neural_nets import posterior_nn
 from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
 from sbi.utils import process_prior
-from sbi.utils.sbiutils import standardizing_net, within_support
+from sbi.utils.sbiutils import standardizing_net
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import CheckedSimulator, as_tensor, parameter_dim
+from fmcpe._checks import finite_rows, parameter_dim
+from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
-from fmcpe.base_posteriors.simulation import simulate as run_simulator
-from fmcpe.nn.embeddings import WithoutWeights, at_levels, embedding_width, has_weights, level_aware_part, made_aware
+from fmcpe.base_posteriors.rows import Rows, SimulationsOnDemand, simulate, that_worked
+from fmcpe.nn.embeddings import (
+    WithoutWeights,
+    at_levels,
+    automatic,
+    embedding_width,
+    has_weights,
+    level_aware_part,
+    made_aware,
+)
 from fmcpe.nn.training import Training, train
 
 
@@ -38,35 +46,13 @@ class FlowSize:
     num_bins: int = 10
 
 
-class SimulationsOnDemand:
-    """Simulations that do not fit into memory: indexed like a tensor (N, *shape), simulated anew at each access.
+class NPEPosterior(DirectPosterior):
+    """An sbi `DirectPosterior` that can be saved: it stores the flow's size and the untrained `embedding_net`.
 
-    Args:
-        simulator: ``theta (N, p) -> x (N, *shape)``.
-        theta: The parameters, (N, p).
-        shape: Shape of one simulation.
+    `names` are those of the parameters, if they were given.
     """
 
-    max_bytes = 2**30
-    """Simulations that need at most this much memory are kept in a tensor instead."""
-
-    def __init__(self, simulator: Callable[[Tensor], Tensor], theta: Tensor, shape: torch.Size) -> None:
-        self.simulator, self.theta = simulator, theta
-        self.shape, self.ndim = torch.Size((theta.shape[0], *shape)), 1 + len(shape)
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        return self.simulator(self.theta[rows])
-
-    def to(self, device: str) -> SimulationsOnDemand:
-        return SimulationsOnDemand(self.simulator, self.theta.to(device), self.shape[1:])
-
-
-Rows = Tensor | SimulationsOnDemand
-"""Data, one row per simulation."""
-
-
-class NPEPosterior(DirectPosterior):
-    """An sbi `DirectPosterior` that can be saved: it stores the flow's size and the untrained `embedding_net`."""
+    names: Names | None = None
 
     def __init__(
         self,
@@ -106,10 +92,13 @@ def train_npe(
     simulator: Callable[[Tensor], Any] | None,
     prior: Distribution,
     num_simulations: int = 50_000,
-    embedding_net: nn.Module | None = None,
+    embedding_net: nn.Module | str | None = None,
     seed: int | None = None,
     *,
+    names: Sequence[str] | None = None,
     simulations: tuple[Any, Any] | None = None,
+    max_failed: float = 0.1,
+    simulation_batch_size: int | None = None,
     dask: Any = None,
     max_num_epochs: int = 20,
     training_batch_size: int = 512,
@@ -128,9 +117,16 @@ def train_npe(
         simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
         prior: Prior over physical θ.
         num_simulations: Number of simulations.
-        embedding_net: Network that embeds x, (B, ...) -> (B, features); needed for images, advised for series.
-        seed: Makes the training reproducible; torch's generator is left as it was.
+        embedding_net: Network that embeds x, (B, ...) -> (B, features); needed for images, advised for series. ``"auto"``
+            chooses one by the shape of x (`fmcpe.nn.embeddings.automatic`), and none for short vectors.
+        seed: Makes the training reproducible; torch's generator is left as it was. A simulator with a generator of its own,
+            such as numpy's, has to be seeded by its author.
+        names: Of the parameters, kept with the posterior; by default those of a prior file or of the columns of a DataFrame.
         simulations: Existing simulations ``(theta, x)``, in place of the simulator.
+        max_failed: Share of the simulations that may fail, by NaN, infinite values or an error; these are dropped, with a
+            warning.
+        simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left. All at
+            once if None.
         dask: Address of a Dask scheduler, or a client, to simulate on that cluster (`fmcpe.simulate`).
         max_num_epochs: Length of the cycle of the learning rate.
         training_batch_size: Simulations per gradient step.
@@ -148,12 +144,22 @@ def train_npe(
     Returns:
         An sbi posterior, with the losses in ``.history``.
     """
+    _refuse_swapped(simulator, prior)
     training = Training(
         max_num_epochs, training_batch_size, learning_rate, validation_fraction, stop_after_epochs, clip_max_norm
     )
+    given = names or getattr(prior, "names", None)
+    if simulations is not None:
+        given = given or columns_of(simulations[0])
+        simulations = in_order(simulations[0], given, "theta"), simulations[1]
     with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
-        theta, x = simulate(simulator, prior, num_simulations, simulations, dask, show_progress_bars)
+        known = None if given is None else as_names(given, parameter_dim(prior))
+        theta, x = simulate(
+            simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size
+        )
+        if isinstance(embedding_net, str):
+            embedding_net = automatic(embedding_net, tuple(x.shape[1:]))
         if domain_randomisation and (embedding_net is None or not has_weights(embedding_net)):
             raise ValueError(
                 "Expected an embedding_net with weights for domain_randomisation=True, got none. Pass embedding_net=, "
@@ -161,11 +167,25 @@ def train_npe(
             )
         if domain_randomisation is None:
             with seeded(0):  # simulations on demand consume random numbers
-                domain_randomisation = not on_a_baseline(x[:1000])
+                some = x[:1000]
+                domain_randomisation = not on_a_baseline(some[finite_rows(some)])
         if embedding_net is not None and domain_randomisation:
             embedding_width(embedding_net, tuple(x.shape[1:]))
             embedding_net = made_aware(embedding_net)
-        return fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
+        posterior = fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
+    posterior.names = known
+    if isinstance(x, SimulationsOnDemand):
+        x.simulator.warn()
+    return posterior
+
+
+def _refuse_swapped(simulator: Any, prior: Any) -> None:
+    """Refuse arguments of `train_npe` in the wrong order."""
+    if hasattr(simulator, "log_prob") and callable(prior) and not hasattr(prior, "sample"):
+        raise TypeError(
+            f"Expected a simulator and then a prior, got a {type(simulator).__name__} and then a function. They look swapped: "
+            "call train_npe(simulator, prior)."
+        )
 
 
 def fit_npe(
@@ -199,12 +219,18 @@ def fit_npe(
     theta, x = theta.to(device), x.to(device)
     # 5000 simulations give good statistics where all of them do not fit into memory
     enough = slice(None) if isinstance(x, Tensor) else slice(5000)
-    estimator = build_estimator(theta[enough], x[enough], prior, flow, embedding_net).to(device)
+    some_theta, some_x = theta[enough], x[enough]
+    if not isinstance(x, Tensor):
+        some_theta, some_x = that_worked(some_theta, some_x)
+    estimator = build_estimator(some_theta, some_x, prior, flow, embedding_net).to(device)
 
-    aware, scale = level_aware_part(estimator) is not None, float(x[enough].std())
+    aware, scale = level_aware_part(estimator) is not None, float(some_x.std())
 
     def loss(rows: Tensor) -> Tensor:
-        data = x[rows] if corrupt is None else corrupt(x[rows])
+        data = x[rows]
+        if not isinstance(x, Tensor):
+            rows, data = that_worked(rows, data)
+        data = data if corrupt is None else corrupt(data)
         if not aware:
             each = estimator.loss(theta[rows], data)
         else:
@@ -217,43 +243,3 @@ def fit_npe(
 
     history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)
     return NPEPosterior(estimator, prior, flow, embedding_net, history)
-
-
-def simulate(
-    simulator: Callable[[Tensor], Any] | None,
-    prior: Distribution,
-    number: int,
-    given: tuple[Any, Any] | None,
-    dask: Any = None,
-    show_progress_bars: bool = False,
-) -> tuple[Tensor, Rows]:
-    """Simulations at draws of the prior, or the given ones after a check: θ (N, p) and x (N, ...)."""
-    if given is not None:
-        theta, x, dim = as_tensor(given[0], "theta"), as_tensor(given[1], "x"), parameter_dim(prior)
-        if theta.ndim != 2 or theta.shape[1] != dim or theta.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"Expected simulations=(theta, x) of shapes (N, {dim}) and (N, ...) with the same N, got "
-                f"{tuple(theta.shape)} and {tuple(x.shape)}. Pass one row per simulation, one column per parameter."
-            )
-        outside = int((~within_support(prior, theta)).sum())
-        if outside:
-            raise ValueError(
-                f"Expected simulations at theta inside the prior's support, got {outside} of {len(theta)} rows "
-                "outside. Pass the prior that the simulations came from."
-            )
-        return theta, x
-    if simulator is None:
-        raise ValueError("Expected a simulator or simulations, got neither. Pass simulator= or simulations=(theta, x).")
-    if number < 100:
-        raise ValueError(f"Expected num_simulations of at least 100, got {number}. Pass 10 000 or more.")
-    theta = prior.sample((number,)).to(torch.float32)
-    if dask is not None:
-        return theta, run_simulator(
-            simulator, theta, dask=dask, batch_size=max(1, number // 200), show_progress_bars=show_progress_bars
-        )
-    checked = CheckedSimulator(simulator, None)
-    with seeded(0):  # a call for the shape only must not consume random numbers
-        shape = checked(theta[:2]).shape[1:]
-    if 4 * number * shape.numel() > SimulationsOnDemand.max_bytes:
-        return theta, SimulationsOnDemand(checked, theta, shape)
-    return theta, checked(theta)

@@ -1,4 +1,4 @@
-"""sbi's posteriors whose draws are not those of their density estimator alone: each is asked as sbi asks it, without its loop."""
+"""sbi's posteriors whose draws are not those of their density estimator alone, without sbi's rejection loop."""
 
 from __future__ import annotations
 
@@ -79,10 +79,6 @@ class AmortisedVariational(BasePosterior):
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.estimator.log_prob(theta.movedim(1, 0), condition=x).movedim(0, 1)
-
-    def to(self, device: str | torch.device) -> BasePosterior:
-        self.estimator.to(device)
-        return self
 
 
 def other_base(posterior: NeuralPosterior, prior: Distribution | None) -> BasePosterior | DirectPosterior | Any | None:

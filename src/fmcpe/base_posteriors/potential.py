@@ -36,7 +36,7 @@ class PotentialBase(BasePosterior):
         log_ratio: ℓ.
         prior: Of θ.
         x_shape: Shape of one x, or None if unknown.
-        move: Moves what `log_ratio` uses to a device.
+        estimator: The network that `log_ratio` uses, if any.
     """
 
     components = 16
@@ -60,10 +60,10 @@ class PotentialBase(BasePosterior):
         log_ratio: Callable[[Tensor, Tensor], Tensor],
         prior: Distribution,
         x_shape: torch.Size | None,
-        move: Callable[[Any], Any] | None = None,
+        estimator: Any = None,
     ) -> None:
         super().__init__(prior, x_shape)
-        self.log_ratio, self._move = log_ratio, move
+        self.log_ratio, self.estimator = log_ratio, estimator
         self.space = ParameterSpace.of(prior)
         self.effective = 1.0
         """Effective sample size over particles in the last call, the smallest over x."""
@@ -85,7 +85,7 @@ class PotentialBase(BasePosterior):
 
     @torch.no_grad()
     def log_evidence(self, x: Tensor) -> Tensor:
-        """log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,): always of the same draws."""
+        """Log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,): always of the same draws."""
         if self._last is None or self._last[0].shape != x.shape or not torch.equal(self._last[0], x):
             with seeded(0):
                 evidence = torch.cat([self._population(part, 4 * self.particles)[2] for part in x.split(50)])
@@ -173,9 +173,7 @@ class PotentialBase(BasePosterior):
 
     def to(self, device: str | torch.device) -> BasePosterior:
         self.space.to(device)
-        if self._move is not None:
-            self._move(device)
-        return self
+        return super().to(device)
 
 
 def _effective(log_w: Tensor) -> Tensor:
@@ -189,9 +187,9 @@ def of_potential(potential: Any, prior: Distribution) -> PotentialBase | None:
         likelihood = potential.likelihood_estimator.eval()
         return PotentialBase(
             lambda theta, x: likelihood.log_prob(x[None], condition=theta)[0],
-            prior, torch.Size(likelihood.input_shape), likelihood.to,
+            prior, torch.Size(likelihood.input_shape), likelihood,
         )  # fmt: skip
     if isinstance(potential, RatioBasedPotential):
         ratio: Any = potential.ratio_estimator.eval()
-        return PotentialBase(lambda theta, x: ratio(theta, x), prior, torch.Size(ratio.condition_shape), ratio.to)
+        return PotentialBase(ratio, prior, torch.Size(ratio.condition_shape), ratio)
     return None

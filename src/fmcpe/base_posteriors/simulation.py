@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from fmcpe._checks import CheckedSimulator, as_tensor
+from fmcpe._checks import as_tensor, finite_rows
+from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
+from fmcpe._simulator import CheckedSimulator
 
 
 def simulate(
@@ -21,6 +23,7 @@ def simulate(
     batch_size: int = 1000,
     seed: int | None = None,
     show_progress_bars: bool = True,
+    max_failed: float = 0.1,
 ) -> Tensor:
     """Simulate at each row of `theta`, for ``train_npe(None, prior, simulations=(theta, x))``.
 
@@ -35,9 +38,10 @@ def simulate(
         batch_size: Rows per call of the simulator, and per task of the cluster; small for slow simulators.
         seed: Makes the noise reproducible; torch's generator is left as it was.
         show_progress_bars: Show progress after two seconds.
+        max_failed: Share of the rows that may fail, by NaN, infinite values or an error; more are an error.
 
     Returns:
-        x, (N, ...).
+        x, (N, ...); rows that failed are NaN, with a warning, and `train_npe` drops them.
     """
     theta = as_tensor(theta, "theta")
     if theta.ndim != 2 or len(theta) == 0:
@@ -51,36 +55,40 @@ def simulate(
     # batches need different seeds even if the user gives none: all workers start from the same state
     start = int(torch.randint(2**31, ())) if seed is None else seed
     seeds = [derive(start, "simulate", k) for k in range(len(batches))]
-    bar = tqdm(
-        total=len(theta), desc="simulating", unit=" simulations", delay=2, disable=not show_progress_bars, leave=False
+    results = map if dask is None else partial(_on_cluster, dask)
+    parts, counts = list[Tensor](), CheckedSimulator(simulator, None, max_failed)
+    with Progress(len(theta), "simulating", show_progress_bars) as bar:
+        for part, first in results(partial(_batch, simulator), batches, seeds):
+            counts.add(len(part), int((~finite_rows(part)).sum()), first, len(theta))
+            parts.append(part)
+            bar.update(len(part))
+    counts.warn()
+    shape = next(part.shape[1:] for part in parts if bool(finite_rows(part).any()))
+    # a batch that failed as a whole does not know its shape
+    return torch.cat(
+        [part if part.shape[1:] == shape else part.new_full((len(part), *shape), torch.nan) for part in parts]
     )
-    parts: list[Tensor] = [torch.empty(0)] * len(batches)
-    with bar:
-        if dask is None:
-            for k, batch in enumerate(batches):
-                parts[k] = _batch(simulator, batch, seeds[k])
-                bar.update(len(batch))
-            return torch.cat(parts)
-        from distributed import as_completed
-
-        from fmcpe._cluster import connect
-
-        client = connect(dask)
-        try:
-            futures = {
-                client.submit(_batch, simulator, batch, seeds[k], pure=False): k for k, batch in enumerate(batches)
-            }
-            for future in as_completed(futures):
-                k = futures[future]
-                parts[k] = future.result()
-                bar.update(len(batches[k]))
-                future.release()
-        finally:
-            if client is not dask:
-                client.close()
-    return torch.cat(parts)
 
 
-def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) -> Tensor:
+def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) -> tuple[Tensor, str]:
+    """Simulations, NaN where they failed, and the first failure in words."""
+    checked = CheckedSimulator(simulator, None)
+    checked.patience = len(theta)  # θ may be sorted, and all of one batch fail
     with seeded(seed):
-        return CheckedSimulator(simulator, None)(theta)
+        return checked.try_each(theta)[0], checked.first
+
+
+def _on_cluster(
+    dask: Any, function: Callable[..., tuple[Tensor, str]], *arguments: Sequence[Any]
+) -> Iterator[tuple[Tensor, str]]:
+    """`map` on a Dask cluster."""
+    from fmcpe._cluster import connect
+
+    client = connect(dask)
+    try:
+        for future in client.map(function, *arguments, pure=False):
+            yield future.result()
+            future.release()
+    finally:
+        if client is not dask:
+            client.close()

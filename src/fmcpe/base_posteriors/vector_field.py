@@ -92,13 +92,11 @@ class VectorFieldBase(BasePosterior):
     def summarised(self) -> BasePosterior:
         if self._summarised is None:
             plain = self.embedding is None
-            self._summarised = (
-                self if plain else SummaryVectorField(self.posterior, self.prior, self.solver.steps)
-            )
+            self._summarised = self if plain else SummaryVectorField(self.posterior, self.prior, self.solver.steps)
         return self._summarised
 
     def to(self, device: str | torch.device) -> BasePosterior:
-        self.estimator.to(device)
+        super().to(device)
         self._field = _without_embedding(self.estimator)
         return self
 

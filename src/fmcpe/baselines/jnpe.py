@@ -113,7 +113,7 @@ class _SimulationsThenPairs(SimulationsOnDemand):
         out = self.y.new_empty(len(index), *self.y.shape[1:])
         paired = index >= simulated
         if not bool(paired.all()):
-            out[~paired] = self.simulator(self.theta[index[~paired]])
+            out[~paired] = self.simulator.attempt(self.theta[index[~paired]], simulated)[0]
         out[paired] = self.y[index[paired] - simulated]
         return out
 

@@ -29,8 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import CheckedSimulator, as_pairs
+from fmcpe._checks import as_pairs, finite_rows
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import simulate
 from fmcpe.baselines.common import shared_of, wrapped
@@ -111,10 +112,11 @@ class RoPE:
         with seeded(seed), torch.no_grad():
             rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)[1]
             pool = rows[:].to(self.device)
+            pool = pool[finite_rows(pool)]
             if pool.shape[1:] != y.shape[1:]:
                 raise ValueError(
                     f"Expected y with rows of shape {tuple(pool.shape[1:])}, as the simulations have, got y of shape "
-                    f"{tuple(y.shape)}. Reshape y, or pass simulations of its shape."
+                    f"{tuple(y.shape)}. Bring each row of y into that shape, or pass simulations of its shape."
                 )
             theta, y = theta.to(self.device), y.to(self.device)
             h = FlatStandardiser(pool) if self.base.embedding is None else copy.deepcopy(self.base.embedding)

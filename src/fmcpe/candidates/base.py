@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,10 @@ from fmcpe._checks import check_numbers
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
-from fmcpe.spaces import ParameterSpace, Standardiser
+from fmcpe.spaces import ParameterSpace
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Posterior(nn.Module, ABC):
     `to_config` and `from_config` describe its architecture; the numbers are its `state_dict`.
     """
 
+    space: ParameterSpace
+    """Physical θ <-> z. Members share it and a file holds it once, so it is set past `nn.Module`, as no submodule."""
+
     components: int = 1
     """Draws of x̃ in its density, where that is a Monte-Carlo mixture."""
 
@@ -72,14 +78,19 @@ class Posterior(nn.Module, ABC):
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
         """Log density in z: (B, n, p) and (B, ...) -> (B, n)."""
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Members of a mixture that are of one kind are evaluated together."""
+        return (type(self),)
+
     @classmethod
-    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Draws of several members of this class, `counts` of each; a subclass shares work between them."""
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Draws of members of one kind, `counts` of each; a subclass shares work between them."""
         return [member.sample(y, n) for member, n in zip(members, counts, strict=True)]
 
     @classmethod
-    def log_prob_together(cls, members: Sequence[Posterior], z: Tensor, y: Tensor) -> list[Tensor]:
-        """Log densities of several members of this class; a subclass shares work between them."""
+    def log_prob_together(cls, members: Sequence[Self], z: Tensor, y: Tensor) -> list[Tensor]:
+        """Log densities of members of one kind; a subclass shares work between them."""
         return [member.log_prob(z, y) for member in members]
 
     @abstractmethod
@@ -102,6 +113,8 @@ class Candidate(ABC):
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
     """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+    effort: ClassVar[float] = 1.0
+    """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
 
     def __post_init__(self) -> None:
         if is_dataclass(self):
@@ -139,19 +152,8 @@ class Transported(Posterior):
 
     def __init__(self, base: BasePosterior, space: ParameterSpace) -> None:
         super().__init__()
-        self._parts = (base, space)  # not submodules: members share them, and files hold them once
-        self._last = Remembered()
-        self.components = base.components
-
-    @property
-    def base(self) -> BasePosterior:
-        """The base posterior."""
-        return self._parts[0]
-
-    @property
-    def space(self) -> ParameterSpace:
-        """Physical θ <-> z."""
-        return self._parts[1]
+        object.__setattr__(self, "space", space)
+        self.base, self.components, self._last = base, base.components, Remembered()
 
     def source(self, y: Tensor, n: int) -> Tensor:
         """x̃ for raw observations, as the base posterior takes it: (B, ...) -> (B, n, *summary)."""
@@ -167,40 +169,27 @@ class Transported(Posterior):
         return z, z.new_zeros(z.shape[:2])
 
     @torch.no_grad()
-    def sample_source(self, y: Tensor, n: int) -> Tensor:
-        """z_0, (B, n, p)."""
+    def sample(self, y: Tensor, n: int) -> Tensor:
         if not self.is_random:
             theta = self.base.sample(self.source(y, 1)[:, 0], n)
         else:
             theta = self.base.sample(self.source(y, n).flatten(0, 1), 1)[:, 0].unflatten(0, (len(y), n))
-        return self.space.to_z_safely(theta)
+        return self.push(self.space.to_z_safely(theta), y)
 
-    @torch.no_grad()
-    def sample(self, y: Tensor, n: int) -> Tensor:
-        return self.push(self.sample_source(y, n), y)
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return type(self), id(self.base)
 
     @classmethod
     @torch.no_grad()
-    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Members that share a base posterior ask it in one call."""
-        group = [cast(Transported, member) for member in members]
-        first = group[0]
-        if len(group) == 1 or any(member.base is not first.base for member in group):
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """The base posterior, which all share, is asked in one call."""
+        if len(members) == 1:
             return super().sample_together(members, y, counts)
-        x = torch.cat(cls.sources(group, y, counts), dim=1)
-        theta = first.base.sample(x.flatten(0, 1), 1)[:, 0]
-        z = first.space.to_z_safely(theta).unflatten(0, x.shape[:2]).split(list(counts), dim=1)
-        return cls.pushes(group, z, y)
-
-    @classmethod
-    def sources(cls, group: Sequence[Transported], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """`source` of each of several members."""
-        return [member.source(y, n) for member, n in zip(group, counts, strict=True)]
-
-    @classmethod
-    def pushes(cls, group: Sequence[Transported], z: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-        """`push` of each of several members."""
-        return [member.push(part, y) for member, part in zip(group, z, strict=True)]
+        x = torch.cat([member.source(y, n) for member, n in zip(members, counts, strict=True)], dim=1)
+        theta = members[0].base.sample(x.flatten(0, 1), 1)[:, 0]
+        z = members[0].space.to_z_safely(theta).unflatten(0, x.shape[:2]).split(list(counts), dim=1)
+        return [member.push(part, y) for member, part in zip(members, z, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
         return self.log_prob_of_source(*self.pull(z, y), y)
@@ -265,29 +254,6 @@ def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
 def clipped(features: Tensor, limit: float = 4.0) -> Tensor:
     """Standardised features, clipped to `limit` standard deviations to prevent extrapolation."""
     return features.clamp(-limit, limit)
-
-
-def why_not_transported(problem: Problem, largest: int = 500) -> str | None:
-    """Why summaries of y cannot be transported to those of simulations, in words; None if they can."""
-    if problem.x is None:
-        return "it needs a simulator, or simulations paired with the pairs"
-    if problem.seen[0].numel() > largest:  # a covariance matrix would be most of the work
-        return f"data have more than {largest} numbers and the base posterior has no summary of them"
-    return None
-
-
-def scale_of_simulations(problem: Problem, rows: Tensor) -> Standardiser:
-    """Standardises summaries of simulations: by the bank, or by the simulations at the θ of these rows."""
-    if problem.bank_seen is not None:
-        return Standardiser(problem.bank_seen)
-    assert problem.x is not None
-    return Standardiser(problem.x[rows].flatten(0, 1))
-
-
-def tiled(subsets: Sequence[Tensor]) -> Tensor:
-    """Row numbers of all members as one matrix, (K, n): members with fewer rows repeat their first ones."""
-    size = max(map(len, subsets))
-    return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
 
 
 def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tensor]:

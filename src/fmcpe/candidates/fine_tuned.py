@@ -73,13 +73,11 @@ class FineTuned(Candidate):
     level: float = 0.8
 
     name = "fine_tuned"
+    effort = 10.0
 
     def skipped(self, problem: Problem) -> str | None:
-        return (
-            None
-            if isinstance(problem.base, DensityBase)
-            else "the base posterior has no density estimator to fine-tune"
-        )
+        tunable = isinstance(problem.base, DensityBase)
+        return None if tunable else "the base posterior has no density estimator to fine-tune"
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[FineTunedPosterior]:
         assert isinstance(problem.base, DensityBase)

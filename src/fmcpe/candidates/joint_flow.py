@@ -17,32 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.candidates.base import (
-    Candidate,
-    Posterior,
-    Shared,
-    Transported,
-    base_of,
-    clipped,
-    log_probs_of_sources,
-    scale_of_simulations,
-    split_rows,
-    tiled,
-    why_not_transported,
-)
-from fmcpe.flows.matching import Field, carry, matching_loss, members, unstacked
+from fmcpe.candidates.base import Candidate, Shared, Transported, base_of, clipped, log_probs_of_sources, split_rows
+from fmcpe.flows.matching import Field, at, carry, matching_loss, unstacked, untrained_fields
 from fmcpe.flows.solvers import Solver
 from fmcpe.nn.ensemble import Stacked
 from fmcpe.nn.training import descend
 from fmcpe.problem import Problem
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class JointFlowed(Transported):
@@ -105,51 +96,40 @@ class JointFlowed(Transported):
     def pull(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return super().pull(z, y) if self.u_theta is None else self.u_theta.pull(z, self.condition(y), self.solver)
 
-    @classmethod
-    def sources(cls, group: Sequence[Transported], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        chains = _alike(group)
-        if chains is None or chains[0].u_x is None:
-            return super().sources(group, y, counts)
-        most, conditions = max(counts), [chain.condition(y) for chain in chains]
-        x0 = torch.stack([chain.draw_x0(c, most).flatten(0, 1) for chain, c in zip(chains, conditions, strict=True)])
-        again = torch.stack(conditions).repeat_interleave(most, dim=1)
-        u = Stacked([chain.u_x for chain in chains if chain.u_x is not None], natively=True)
-        x = carry(u, x0, again, chains[0].solver).unflatten(1, (len(y), most))
-        scaled = zip(chains, x, counts, strict=True)
-        return [chain.x_scale.inverse(each[:, :n].unflatten(2, chain.x_scale.mean.shape)) for chain, each, n in scaled]
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        # fields of the candidate, conditioned on vectors, can be evaluated as one batch of networks; the recipe's cannot
+        return super().kind if isinstance(self.y_scale, FlatStandardiser) else (type(self), id(self))
 
     @classmethod
-    def pushes(cls, group: Sequence[Transported], z: Sequence[Tensor], y: Tensor) -> list[Tensor]:
-        chains, counts = _alike(group), [part.shape[1] for part in z]
-        if chains is None or chains[0].u_theta is None:
-            return super().pushes(group, z, y)
-        most = max(counts)
-        z0 = torch.stack([nn.functional.pad(part, (0, 0, 0, most - part.shape[1])).flatten(0, 1) for part in z])
-        u, again = cls._fields_of_theta(chains, y, most)
-        pushed = carry(u, z0, again, chains[0].solver).unflatten(1, (len(y), most))
-        return [each[:, :n] for each, n in zip(pushed, counts, strict=True)]
+    @torch.no_grad()
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """As many draws of each member as the largest count asks for, K chains of B·n rows, cut to the counts."""
+        if len(members) == 1:
+            return super().sample_together(members, y, counts)
+        first, n = members[0], max(counts)
+        conditions = [member.condition(y) for member in members]
+        again = torch.stack(conditions).repeat_interleave(n, dim=1)  # (K, B·n, f)
+        starts = zip(members, conditions, strict=True)
+        x = torch.stack([member.draw_x0(condition, n).flatten(0, 1) for member, condition in starts])
+        x = carry(_stacked("u_x", members), again, x, first.solver).unflatten(2, first.x_scale.mean.shape)
+        x = torch.cat([member.x_scale.inverse(each) for member, each in zip(members, x, strict=True)])
+        z = first.space.to_z_safely(first.base.sample(x, 1)[:, 0]).unflatten(0, again.shape[:2])
+        z = carry(_stacked("u_theta", members), again, z, first.solver).unflatten(1, (len(y), n))
+        return [each[:, :count] for each, count in zip(z, counts, strict=True)]
 
     @classmethod
-    def log_prob_together(cls, members: Sequence[Posterior], z: Tensor, y: Tensor) -> list[Tensor]:
-        chains = _alike(members)
-        if chains is None or chains[0].u_theta is None:
+    def log_prob_together(cls, members: Sequence[Self], z: Tensor, y: Tensor) -> list[Tensor]:
+        if len(members) == 1:
             return super().log_prob_together(members, z, y)
-        u, again = cls._fields_of_theta(chains, y, z.shape[1])
-        z1 = z.flatten(0, 1).expand(len(chains), -1, -1)
-        z0, log_det = chains[0].solver.invert_with_logdet(lambda t, v: u(t.expand(*v.shape[:-1], 1), v, again), z1)
-        z0, log_det = z0.unflatten(1, z.shape[:2]), log_det.unflatten(1, z.shape[:2])
-        return log_probs_of_sources(chains, list(z0), list(log_det), y)
-
-    @staticmethod
-    def _fields_of_theta(chains: Sequence[JointFlowed], y: Tensor, n: int) -> tuple[Stacked, Tensor]:
-        """u_Θ of all members as one batch of networks, and their conditions, each n times: (K, B·n, f)."""
-        fields = Stacked([chain.u_theta for chain in chains if chain.u_theta is not None], natively=True)
-        return fields, torch.stack([chain.condition(y) for chain in chains]).repeat_interleave(n, dim=1)
+        again = torch.stack([member.condition(y) for member in members]).repeat_interleave(z.shape[1], dim=1)
+        field, z1 = at(_stacked("u_theta", members), again), z.flatten(0, 1).expand(len(members), -1, -1)
+        z0, log_det = (each.unflatten(1, z.shape[:2]) for each in members[0].solver.invert_with_logdet(field, z1))
+        return log_probs_of_sources(members, list(z0), list(log_det), y)
 
     def to_config(self) -> dict[str, Any]:
-        fields = {
-            name: None if u is None else u.to_config() for name, u in (("u_x", self.u_x), ("u_theta", self.u_theta))
-        }
+        both = {"u_x": self.u_x, "u_theta": self.u_theta}
+        fields = {name: None if u is None else u.to_config() for name, u in both.items()}
         flat = isinstance(self.y_scale, FlatStandardiser)
         rest = {"sigma": self.sigma, "solver": asdict(self.solver), "clips": self.clips, "flat": flat}
         return super().to_config() | fields | rest | {"shape": list(self.x_scale.mean.shape)}
@@ -168,11 +148,15 @@ class JointFlowed(Transported):
         )  # fmt: skip
 
 
-def _alike(members: Sequence[Posterior]) -> list[JointFlowed] | None:
-    """Members of one ensemble, whose networks can be evaluated as one batch; None if there is nothing to gain."""
-    chains = [member for member in members if isinstance(member, JointFlowed)]
-    flat = all(isinstance(chain.y_scale, FlatStandardiser) for chain in chains)
-    return chains if flat and 1 < len(chains) == len(members) else None
+def _stacked(name: str, members: Sequence[JointFlowed]) -> Stacked:
+    """A field of all members as one batch of networks."""
+    return Stacked([getattr(member, name) for member in members], natively=True)
+
+
+def tiled(subsets: Sequence[Tensor]) -> Tensor:
+    """Row numbers of all members as one matrix, (K, n): members with fewer rows repeat their first ones."""
+    size = max(map(len, subsets))
+    return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
 
 
 @dataclass(frozen=True)
@@ -196,34 +180,38 @@ class JointFlow(Candidate):
     validation: float = 0.2
 
     name = "joint_flow"
+    effort = 15.0
 
     def skipped(self, problem: Problem) -> str | None:
         if not problem.base.amortised:
             return "the base posterior is not amortised, and tens of thousands of x̃ would be too slow"
-        return why_not_transported(problem)
+        if problem.x is None:
+            return "it needs a simulator, or simulations paired with the pairs"
+        if problem.seen[0].numel() > 500:  # a flow of that many dimensions takes more than seconds
+            return "data have more than 500 numbers and the base posterior has no summary of them"
+        return None
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[JointFlowed]:
         assert problem.x is not None
         base, space, number, solver = problem.summarised, problem.space, len(subsets), Solver("midpoint", 4)
         rows = tiled(subsets)
         size, member = rows.shape[1], torch.arange(number)[:, None]
-        x_scales = [scale_of_simulations(problem, index) for index in subsets]
+        bank, x = problem.bank_seen, problem.x
+        x_scales = [Standardiser(x[index].flatten(0, 1) if bank is None else bank) for index in subsets]
         y_scales = [FlatStandardiser(problem.seen[index]) for index in subsets]
-        y = torch.stack([scale(problem.seen[r]) for scale, r in zip(y_scales, rows, strict=True)])
-        y = clipped(y)
-        x1 = torch.stack([scale(problem.x[r]).flatten(2) for scale, r in zip(x_scales, rows, strict=True)])
+        y = clipped(torch.stack([scale(problem.seen[r]) for scale, r in zip(y_scales, rows, strict=True)]))
+        x1 = torch.stack([scale(x[r]).flatten(2) for scale, r in zip(x_scales, rows, strict=True)])
         z1, dim = problem.z[rows], y.shape[2]
-        u_x, u_theta = members(dim, dim, (64, 64), number), members(space.dim, dim, (64, 64), number)
+        u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number) for moved in (dim, space.dim))
         copies, pool = max(1, 2000 // (number * size)), torch.empty(0)
         places = [split_rows(torch.arange(len(index)), problem.theta[index], self.validation) for index in subsets]
 
         def draw_pool() -> Tensor:
             """z_0 for every row of every member, (K, n, copies, p), with u_X as it is now."""
             again = y.repeat_interleave(copies, dim=1)
-            x = carry(u_x, again + self.sigma * torch.randn_like(again), again, solver)
-            x = x.unflatten(2, problem.seen.shape[1:])
-            x = torch.cat([scale.inverse(each) for scale, each in zip(x_scales, x, strict=True)])
-            z0 = space.to_z_safely(base.sample(x, 1)[:, 0])
+            moved = carry(u_x, again, again + self.sigma * torch.randn_like(again), solver)
+            scaled = zip(x_scales, moved.unflatten(2, problem.seen.shape[1:]), strict=True)
+            z0 = space.to_z_safely(base.sample(torch.cat([scale.inverse(each) for scale, each in scaled]), 1)[:, 0])
             return z0.reshape(number, size, copies, -1)
 
         def loss(step: int) -> Tensor:

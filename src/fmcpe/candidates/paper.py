@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from fmcpe._checks import check_numbers, check_option, is_whole
 from fmcpe._random import seeded
@@ -24,7 +25,7 @@ from fmcpe.flows.solvers import Solver
 from fmcpe.flows.velocity import DenseHead, EmbeddingHead
 from fmcpe.nn.embeddings import embedding_for, embedding_width
 from fmcpe.nn.ensemble import Alone
-from fmcpe.nn.training import CONSTANT, Schedule, descend
+from fmcpe.nn.training import CONSTANT, descend
 from fmcpe.problem import Problem
 from fmcpe.spaces import Standardiser
 
@@ -114,30 +115,32 @@ class Paper:
 
     def fit(self, problem: Problem, show_progress_bars: bool = False) -> tuple[JointFlowed, dict[str, list[float]]]:
         """Train both flows on all pairs, with torch's global generator: the trained chain, and losses by epoch."""
-        base = problem.summarised if self.summaries and self.embedding_net is None else problem.base
-        x = None if problem.simulator is not None or problem.x_mean is None else base.summarise(problem.x_mean)
+        base, simulator = problem.base, problem.simulator
+        if self.summaries and self.embedding_net is None:
+            base = problem.summarised
+        x = None if simulator is not None or problem.x_mean is None else base.summarise(problem.x_mean)
         pairs = _Pairs(problem.theta, problem.z, base.summarise(problem.y), x)
         chain = self._build(problem, base, pairs)
-        training, validation = pairs.split(self.validation_fraction)
-
-        simulator = problem.simulator
         simulate = None if simulator is None else lambda theta: base.summarise(simulator(theta))
-        return chain, _train(chain, training, validation, simulate, self, show_progress_bars)
+        return chain, _train(chain, pairs, simulate, self, show_progress_bars)
+
+    def num_simulations(self, pairs: int) -> int:
+        """Simulations that a fit on so many pairs runs, beside those that standardise x."""
+        held_out = max(1, round(self.validation_fraction * pairs))
+        phases = sum("x" in fields for fields in _PHASES[self.stages])
+        validations = -(-self.epochs // self.validate_every)
+        return phases * (self.epochs * (pairs - held_out) + validations * held_out * -(-64 // held_out))
 
     def _build(self, problem: Problem, base: BasePosterior, pairs: _Pairs) -> JointFlowed:
         """Statistics of the simulations, and untrained velocity fields."""
         shape, widths = tuple(pairs.y.shape[1:]), (self.hidden,) * self.blocks
+        x = pairs.y if pairs.x is None else pairs.x
         if problem.bank_x is not None and self.stages != "theta-only":
             x = base.summarise(problem.bank_x)
-        else:
-            x = pairs.y if pairs.x is None else pairs.x
 
         def field(dim: int, widths: tuple[int, ...], head: str | None = None) -> Field:
-            net = (
-                embedding_for(shape, self.embedding_dim)
-                if self.embedding_net is None
-                else copy.deepcopy(self.embedding_net)
-            )
+            own = self.embedding_net
+            net = embedding_for(shape, self.embedding_dim) if own is None else copy.deepcopy(own)
             embedded: DenseHead | EmbeddingHead | None = None
             if head == "dense":
                 embedded = DenseHead(dim, widths[0])
@@ -166,17 +169,6 @@ class _Pairs(NamedTuple):
     def rows(self, index: Tensor) -> _Pairs:
         return _Pairs(self.theta[index], self.z[index], self.y[index], None if self.x is None else self.x[index])
 
-    def split(self, fraction: float) -> tuple[_Pairs, _Pairs]:
-        """A random split into training and validation pairs, at least one of the latter."""
-        order = torch.randperm(len(self.z), device=self.z.device)
-        held_out = max(1, round(fraction * len(order)))
-        return self.rows(order[held_out:]), self.rows(order[:held_out])
-
-    def repeated(self, rows: int) -> _Pairs:
-        """At least `rows` pairs, by repetition: each copy has its own noise and time."""
-        copies = -(-rows // len(self.z))
-        return self.rows(torch.arange(len(self.z), device=self.z.device).repeat(copies))
-
 
 def _losses(chain: JointFlowed, pairs: _Pairs, simulate: Any, fields: tuple[str, ...]) -> dict[str, Tensor]:
     """The terms of the loss (`fmcpe.candidates.joint_flow`) for one minibatch: "x", "theta" or both."""
@@ -198,47 +190,54 @@ def _losses(chain: JointFlowed, pairs: _Pairs, simulate: Any, fields: tuple[str,
 
 
 def _train(
-    chain: JointFlowed, training: _Pairs, validation: _Pairs, simulate: Any, recipe: Paper, show_progress_bars: bool
+    chain: JointFlowed, pairs: _Pairs, simulate: Any, recipe: Paper, show_progress_bars: bool
 ) -> dict[str, list[float]]:
     """Train the fields phase by phase; those of one phase keep the weights of the same epoch.
 
     In joint training u_Θ corrects the source that u_X produced in the same epoch, and no other.
     """
-    history: dict[str, list[float]] = {}
-    validation, number = validation.repeated(64), len(training.z)
-    per_epoch = -(-number // recipe.batch_size)
+    order = torch.randperm(len(pairs.z), device=pairs.z.device)
+    held_out = max(1, round(recipe.validation_fraction * len(order)))
+    training, validation = order[held_out:], order[:held_out]
+    validation = validation.repeat(-(-64 // held_out))  # at least 64 rows: each copy has its own noise and time
+    per_epoch = -(-len(training) // recipe.batch_size)
     validation_seed = int(torch.randint(2**31, ()))  # common random numbers: epochs differ in their weights only
     batches: list[Tensor] = []
+    history: dict[str, list[float]] = {}
 
-    def total(losses: dict[str, Tensor], kind: str, weight: float) -> Tensor:
+    def total(kind: str, rows: Tensor, fields: tuple[str, ...], share: float = 1.0, begins: bool = True) -> Tensor:
+        """The sum of the terms; each is recorded, as a mean over the `share` of an epoch that these rows are."""
+        losses = _losses(chain, pairs.rows(rows), simulate, fields)
         for name, value in losses.items():
-            history[f"{kind}_{name}"][-1] += weight * float(value.detach())
+            record = history.setdefault(f"{kind}_{name}", [])
+            if begins:
+                record.append(0.0)
+            record[-1] += share * float(value.detach())
         return torch.stack(list(losses.values())).sum()
 
-    def start(kind: str, fields: tuple[str, ...]) -> None:
-        for name in fields:
-            history.setdefault(f"{kind}_{name}", []).append(0.0)
-
     def loss(fields: tuple[str, ...], step: int) -> Tensor:
-        if step % per_epoch == 0:
+        begins = step % per_epoch == 0
+        if begins:
             chain.train()
-            batches[:] = torch.randperm(number, device=training.z.device).tensor_split(per_epoch)
-            start("training", fields)
+            batches[:] = training[torch.randperm(len(training), device=training.device)].tensor_split(per_epoch)
         rows = batches[step % per_epoch]
-        return total(_losses(chain, training.rows(rows), simulate, fields), "training", len(rows) / number)
+        return total("training", rows, fields, len(rows) / len(training), begins)
 
     @torch.no_grad()
     def validate(fields: tuple[str, ...]) -> Tensor:
         chain.eval()
-        start("validation", fields)
         with seeded(validation_seed):
-            return total(_losses(chain, validation, simulate, fields), "validation", 1.0)
+            return total("validation", validation, fields)
 
+    def cosine(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * (step // per_epoch) / recipe.epochs))
+
+    schedule = CONSTANT if recipe.schedule == "constant" else partial(LambdaLR, lr_lambda=cosine)
     for fields in _PHASES[recipe.stages]:
         networks = nn.ModuleDict({name: getattr(chain, f"u_{name}") for name in sorted(fields)})
         parts = [Alone(networks)] if recipe.clip_jointly else [Alone(each) for each in networks.values()]
         best = descend(
-            parts, partial(loss, fields), recipe.epochs * per_epoch, recipe.learning_rate, _schedule(recipe, per_epoch),
+            parts, partial(loss, fields), recipe.epochs * per_epoch, recipe.learning_rate, schedule,
             partial(validate, fields), every=recipe.validate_every * per_epoch, clip=recipe.clip, keep_start=False,
             bar="fitting the correction" if show_progress_bars else None,
         )  # fmt: skip
@@ -253,17 +252,6 @@ def _train(
             )
     chain.eval()
     return history
-
-
-def _schedule(recipe: Paper, per_epoch: int) -> Schedule:
-    """A constant learning rate, or cosine decay over the epochs."""
-    if recipe.schedule == "constant":
-        return CONSTANT
-
-    def factor(step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * (step // per_epoch) / recipe.epochs))
-
-    return lambda optimiser: torch.optim.lr_scheduler.LambdaLR(optimiser, factor)
 
 
 def paper_settings(task: str) -> Paper:

@@ -25,12 +25,8 @@ class PriorPosterior(Posterior):
 
     def __init__(self, prior: Distribution, space: ParameterSpace) -> None:
         super().__init__()
-        self.prior, self._space = prior, (space,)
-
-    @property
-    def space(self) -> ParameterSpace:
-        """Physical θ <-> z."""
-        return self._space[0]
+        object.__setattr__(self, "space", space)
+        self.prior = prior
 
     def sample(self, y: Tensor, n: int) -> Tensor:
         theta = self.prior.sample(torch.Size((len(y) * n,))).to(y.device, torch.float32)

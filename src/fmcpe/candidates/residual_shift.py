@@ -45,7 +45,9 @@ class Shifted(Transported):
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> Shifted:
         y_scale = FlatStandardiser(torch.zeros(2, *config["shape"]))
-        return cls(base_of(config, shared), shared.space, y_scale, Ridge(y_scale.mean.numel(), config["numbers"]))
+        size, numbers = y_scale.mean.numel(), config["numbers"]
+        ridge = Ridge.empty(centre=size, weight=(size, numbers), bias=numbers)
+        return cls(base_of(config, shared), shared.space, y_scale, ridge)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from fmcpe._checks import check_option, is_whole
 from fmcpe._random import seeded
@@ -25,10 +24,13 @@ from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clip
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
-from fmcpe.nn.importance import TMixture, effective_share, pareto_k, systematic
+from fmcpe.nn.importance import TMixture, pareto_k, systematic
 from fmcpe.nn.polynomials import Powers, count
 from fmcpe.problem import Problem
 from fmcpe.spaces import ParameterSpace, Standardiser
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Features(nn.Module):
@@ -41,16 +43,19 @@ class Features(nn.Module):
         physical: Whether they are polynomials of physical θ, or of z.
     """
 
+    space: ParameterSpace
+
     def __init__(self, space: ParameterSpace, pool: Tensor, degree: int, physical: bool) -> None:
         super().__init__()
-        self._space, self.degree, self.physical = (space,), degree, physical
+        object.__setattr__(self, "space", space)  # no submodule, as in `Posterior`
+        self.degree, self.physical = degree, physical
         self.powers = Powers(pool.shape[1], degree)
         self.inner = Standardiser(space.to_theta(pool) if physical else pool)
         self.outer = Standardiser(self._polynomials(pool))
-        self.order, self.kind = torch.tensor([len(term) for term in self.powers.terms]), (degree, physical)
+        self.order = torch.tensor([len(term) for term in self.powers.terms])
 
     def _polynomials(self, z: Tensor) -> Tensor:
-        u = self.inner(self._space[0].to_theta(z) if self.physical else z)
+        u = self.inner(self.space.to_theta(z) if self.physical else z)
         return self.powers(clipped(u))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -65,13 +70,12 @@ class SyntheticPosterior(Posterior):
         regression: The likelihood.
         directions: y -> s.
         features: z -> φ.
-        problem: Prior, space, and draws of the prior.
+        shared: Prior, space, and draws of the prior.
         modes: Laplace approximations in the proposal.
         proposals: Importance samples per observation, at least.
 
     Attributes:
-        effective: Effective sample size of the last draws, over the number of importance samples, mean over observations.
-        unreliable: Share of their observations with a Pareto k̂ above 0.7.
+        unreliable: Share of the observations of the last draws with a Pareto k̂ above 0.7.
     """
 
     def __init__(
@@ -84,26 +88,11 @@ class SyntheticPosterior(Posterior):
         proposals: int,
     ) -> None:
         super().__init__()
+        object.__setattr__(self, "space", shared.space)
         self.regression, self.directions, self.features = regression, directions, features
-        self._prior_space_pool = (shared.target_prior, shared.space, shared.pool)  # shared, and in a file once
+        self.prior, self.pool = shared.target_prior, shared.pool
         self.modes, self.proposals = modes, proposals
-        self._last = Remembered()
-        self.effective, self.unreliable = 1.0, 0.0
-
-    @property
-    def prior(self) -> Distribution:
-        """The target prior."""
-        return self._prior_space_pool[0]
-
-    @property
-    def space(self) -> ParameterSpace:
-        """Physical θ <-> z."""
-        return self._prior_space_pool[1]
-
-    @property
-    def pool(self) -> Tensor:
-        """Draws of the prior, in z."""
-        return self._prior_space_pool[2]
+        self._last, self.unreliable = Remembered(), 0.0
 
     def to_config(self) -> dict[str, Any]:
         features = {"degree": self.features.degree, "physical": self.features.physical}
@@ -116,37 +105,32 @@ class SyntheticPosterior(Posterior):
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> SyntheticPosterior:
         features = Features(shared.space, shared.pool, config["degree"], config["physical"])
-        numbers, size = config["directions"]
-        regression, directions = Regression(len(features.order), size), Directions(numbers, size)
+        (numbers, d), f = config["directions"], len(features.order)
+        directions = Directions.empty(mean=numbers, matrix=(numbers, d))
+        regression = Regression.empty(
+            feature_mean=f, target_mean=d, weight=(f, d), whitening=(d, d), gram_root=(f, f), freedom=(), count=()
+        )
         return cls(regression, directions, features, shared, config["modes"], config["proposals"])
-
-    def see(self, y: Tensor) -> Tensor:
-        """Whitened leading directions of raw observations, (B, d)."""
-        return self.regression.whiten(self.directions(y))
 
     def sample(self, y: Tensor, n: int) -> Tensor:
         return self.sample_together([self], y, [n])[0]
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        return type(self), self.features.degree, self.features.physical, self.directions.matrix.shape[1]
+
     @classmethod
     @torch.no_grad()
-    def sample_together(cls, members: Sequence[Posterior], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Members with features of one kind are evaluated as one batch of regressions."""
-        out: dict[int, Tensor] = {}
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, member in enumerate(members):
-            assert isinstance(member, SyntheticPosterior)
-            kinds.setdefault((*member.features.kind, member.directions.matrix.shape[1]), []).append(i)
-        for group in kinds.values():
-            some = [cast(SyntheticPosterior, members[i]) for i in group]
-            most = max(counts[i] for i in group)
-            rows = max(1, 400_000 // (max(some[0].proposals, 4 * most) * len(group)))
-            parts = [_Target(some, part).sample(most) for part in y.split(rows)]
-            for place, i in enumerate(group):
-                out[i] = torch.cat([part[place] for part in parts])[:, : counts[i]]
-        return [out[i] for i in range(len(members))]
+    def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """All members are evaluated as one batch of regressions."""
+        most = max(counts)
+        rows = max(1, 400_000 // (max(members[0].proposals, 4 * most) * len(members)))  # bounds memory
+        draws = torch.cat([_Target(members, part).sample(most) for part in y.split(rows)], dim=1)
+        return [each[:, :n] for each, n in zip(draws, counts, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        return _Target([self], y).joint(z) - self._last(y, lambda: _Target([self], y).log_evidence())[:, None]
+        target = _Target([self], y)
+        return target.log_likelihood(z) + target.log_prior(z) - self._last(y, target.log_evidence)[:, None]
 
 
 class _Target:
@@ -158,55 +142,40 @@ class _Target:
     """
 
     def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
-        first = members[0]
-        self.members, self.features, self.prior, self.space, self.pool = (
-            members, first.features, first.prior, first.space, first.pool,
-        )  # fmt: skip
-        self.number, self.seen = len(members), torch.cat([member.see(y) for member in members])
-        self.mean, self.weight, self.root = (
-            torch.stack([getattr(member.regression, name) for member in members])
-            for name in ("feature_mean", "weight", "gram_root")
-        )
-        self.spare = torch.stack([1 + 1 / member.regression.count for member in members])[:, None]
-        freedom = torch.stack([member.regression.freedom for member in members])
-        self.freedom = freedom.repeat_interleave(len(y))[:, None]
+        self.members, self.number, self.first = members, len(members), members[0]
+        self.seen = torch.cat([member.regression.whiten(member.directions(y)) for member in members])
+        self.regression = Regression.stacked([member.regression for member in members])
 
     def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Whitened means, (E·B, n, d), and factors of the residual variance, (E·B, n), at z (E·B, n, p)."""
-        mean, factor = self._predict(self.features(z.reshape(-1, z.shape[2])).unflatten(0, (self.number, -1)))
+        features = self.first.features(z.flatten(0, 1)).unflatten(0, (self.number, -1))
+        mean, factor = self.regression.predict(features)
         return mean.reshape(*z.shape[:2], -1), factor.reshape(z.shape[:2])
 
-    def _predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        centred = features - self.mean[:, None]
-        return centred @ self.weight, self.spare + (centred @ self.root).square().sum(-1)
-
-    def log_likelihood(self, distance: Tensor, factor: Tensor) -> Tensor:
-        """Student's t at squared distances, (E·B, n)."""
-        d = self.seen.shape[1]
-        tail = torch.log1p(distance / (self.freedom * factor))
-        return -0.5 * d * factor.log() - 0.5 * (self.freedom + d) * tail
-
-    def joint(self, z: Tensor) -> Tensor:
-        """Log prior and log likelihood, up to a constant: (E·B, n)."""
+    def log_likelihood(self, z: Tensor) -> Tensor:
+        """Up to a constant, (E·B, n, p) -> (E·B, n)."""
         mean, factor = self.predict(z)
-        likelihood = self.log_likelihood((self.seen[:, None] - mean).square().sum(-1), factor)
-        return likelihood + log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
+        distance = (self.seen[:, None] - mean).square().sum(-1)
+        each = self.regression.log_likelihood(distance.view(self.number, -1), factor.view(self.number, -1))
+        return each.view_as(distance)
+
+    def log_prior(self, z: Tensor) -> Tensor:
+        """(E·B, n, p) -> (E·B, n)."""
+        return log_prior(self.first.prior, self.first.space, z).nan_to_num(-torch.inf)
 
     def sample(self, n: int) -> Tensor:
         """Importance-resampled draws, (E, B, n, p)."""
-        first = self.members[0]
-        z, log_weights = self.weighted(max(first.proposals, 4 * n))
-        shares = effective_share(log_weights).reshape(self.number, -1).mean(1)
+        z, log_weights = self.weighted(max(self.first.proposals, 4 * n))
         unreliable = (pareto_k(log_weights) > 0.7).float().reshape(self.number, -1).mean(1)
-        for member, share, bad in zip(self.members, shares.tolist(), unreliable.tolist(), strict=True):
-            member.effective, member.unreliable = share, bad
+        for member, share in zip(self.members, unreliable.tolist(), strict=True):
+            member.unreliable = share
         index = systematic(log_weights.softmax(1), n)
         return z.gather(1, index[..., None].expand(-1, -1, z.shape[2])).unflatten(0, (self.number, -1))
 
     def log_evidence(self) -> Tensor:
         """Log of the normaliser, (E·B,): the mean importance weight, always of the same draws."""
         with seeded(0), torch.no_grad():
-            log_weights = self.weighted(8 * self.members[0].proposals)[1]
+            log_weights = self.weighted(8 * self.first.proposals)[1]
             return log_weights.logsumexp(1) - math.log(log_weights.shape[1])
 
     def weighted(self, number: int) -> tuple[Tensor, Tensor]:
@@ -214,24 +183,24 @@ class _Target:
         proposal = TMixture(*self._laplace(self._starts()))
         few = number // 8
         drawn = proposal.sample(number - few)
-        others = self.pool[torch.randint(len(self.pool), (len(self.seen), few), device=drawn.device)]
-        z = torch.cat([drawn, others], dim=1)
-        prior = log_prior(self.prior, self.space, z).nan_to_num(-torch.inf)
-        share = few / number
+        pool, share = self.first.pool, few / number
+        z = torch.cat([drawn, pool[torch.randint(len(pool), (len(self.seen), few), device=drawn.device)]], dim=1)
+        prior = self.log_prior(z)
         log_q = torch.logaddexp(proposal.log_prob(z) + math.log(1 - share), prior + math.log(share))
-        return z, (self.joint(z) - log_q).nan_to_num(-torch.inf)
+        return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
 
     def _starts(self) -> Tensor:
         """Draws of the prior, picked by the tempered likelihood so that at least some tens of them count: (E·B, C, p)."""
-        mean, factor = self._predict(self.features(self.pool).expand(self.number, -1, -1))
+        pool = self.first.pool
+        mean, factor = self.regression.predict(self.first.features(pool).expand(self.number, -1, -1))
         seen = self.seen.unflatten(0, (self.number, -1))
         squares = mean.square().sum(-1)[:, None] + seen.square().sum(-1)[..., None]
         distance = torch.baddbmm(squares, seen, mean.mT, alpha=-2).clamp_min(0.0)
-        each = factor[:, None].expand_as(distance).flatten(0, 1)
-        likelihood = self.log_likelihood(distance.flatten(0, 1), each)
+        each = factor[:, None].expand_as(distance).flatten(1)
+        likelihood = self.regression.log_likelihood(distance.flatten(1), each).view(len(self.seen), -1)
         kth = likelihood.kthvalue(likelihood.shape[1] - min(31, likelihood.shape[1] - 1), dim=1, keepdim=True).values
         tempering = (3.0 / (likelihood.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
-        return self.pool[systematic((tempering * likelihood).softmax(1), self.members[0].modes)]
+        return pool[systematic((tempering * likelihood).softmax(1), self.first.modes)]
 
     def _laplace(self, z: Tensor, steps: int = 6, difference: float = 1e-2) -> tuple[Tensor, Tensor]:
         """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.
@@ -240,20 +209,19 @@ class _Target:
         misses.
         """
         modes, dim = z.shape[1:]
-        eye, d, freedom = torch.eye(dim, device=z.device), self.seen.shape[1], self.freedom
-        target = self.seen[:, None]
+        eye, d = torch.eye(dim, device=z.device), self.seen.shape[1]
+        freedom = self.regression.freedom.repeat_interleave(len(z) // self.number)[:, None]
 
         def values(points: Tensor) -> Tensor:
             """At (E·B, S, p): (E·B, S)."""
-            mean, factor = self.predict(points)
-            return self.log_likelihood((target - mean).square().sum(-1), factor) - 0.5 * points.square().sum(-1)
+            return self.log_likelihood(points) - 0.5 * points.square().sum(-1)
 
         def curvature(points: Tensor) -> tuple[Tensor, Tensor]:
             around = torch.cat([points[:, :, None], points[:, :, None] + difference * eye], dim=2)  # (E·B, C, 1 + p, p)
             mean, factor = self.predict(around.flatten(1, 2))
             mean, factor = mean.unflatten(1, (modes, 1 + dim)), factor.unflatten(1, (modes, 1 + dim))[..., 0]
             jacobian = (mean[:, :, 1:] - mean[:, :, :1]) / difference
-            residual = target - mean[:, :, 0]
+            residual = self.seen[:, None] - mean[:, :, 0]
             weight = ((freedom + d) / (freedom * factor + residual.square().sum(-1)))[..., None]
             hessian = weight[..., None] * (jacobian @ jacobian.mT) + eye
             return hessian, weight * (jacobian @ residual[..., None])[..., 0] - points

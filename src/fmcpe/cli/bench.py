@@ -7,10 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from fmcpe.cli.printing import say
+from fmcpe.cli.printing import ends_with, say
 
 PRESET_NAMES = ("smoke", "quick", "paper", "full")
 HELP = "Run the paper's experiments and report them."
+EXAMPLES = ("fmcpe bench run main --preset smoke --out runs", "fmcpe bench report --out runs")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,16 +22,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(EXPERIMENTS)
 
     runs = actions.add_parser(
-        "run", help="run the units that are not done yet", description=f"Experiments: {names}, or all."
-    )
+        "run", help="run the units that are not done yet", description=f"Experiments: {names}, or all.",
+        **ends_with("fmcpe bench run main --preset smoke --out runs"),
+    )  # fmt: skip
     runs.add_argument("experiment", choices=[*EXPERIMENTS, "all"], metavar="EXPERIMENT", help=f"{names}, or all")
     _run_options(runs)
     for name in ("frontier", "speed"):
-        action = actions.add_parser(name, help=f"run {name} and print its table")
+        end = ends_with(f"fmcpe bench {name} --preset smoke --out runs")
+        action = actions.add_parser(name, help=f"run {name} and print its table", **end)
         action.set_defaults(experiment=name)
         _run_options(action)
     for name, text in (("status", "show what is done, running and failed"), ("report", "write DIR/report.html")):
-        action = actions.add_parser(name, help=text, description=text)
+        end = ends_with(f"fmcpe bench {name} --out runs")
+        action = actions.add_parser(name, help=text, description=text, **end)
         action.add_argument(
             "--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)"
         )
@@ -46,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 metavar="FOLDER",
                 help="also write the page and all tables (CSV and text) to FOLDER",
             )
-    compare = actions.add_parser("compare", help="compare two runs", description="Compare run B with run A.")
+    end = ends_with("fmcpe bench compare runs-a runs-b")
+    compare = actions.add_parser("compare", help="compare two runs", description="Compare run B with run A.", **end)
     compare.add_argument("a", type=Path, metavar="A", help="run directory")
     compare.add_argument("b", type=Path, metavar="B", help="run directory")
 

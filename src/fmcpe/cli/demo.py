@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fmcpe.tasks import Task
 
 HELP = "Train a posterior on a wrong simulator, correct it with a few real pairs, and show before and after."
+EXAMPLES = ("fmcpe demo", "fmcpe demo gaussian --pairs 100 --out figures")
 
 NUM_DRAWS = 200
 NUM_REFERENCE = 100

@@ -8,6 +8,7 @@ from pathlib import Path
 from fmcpe.cli.printing import say
 
 HELP = "Fetch and verify the measured data of wind-tunnel or light-tunnel."
+EXAMPLES = ("fmcpe download wind-tunnel --to chambers",)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -150,6 +150,7 @@ def sbc(
     seed: int | None = 0,
 ) -> SBCResult:
     """Simulation-based calibration of `posterior` on pairs `theta` (N, p), `y` (N, ...)."""
+    names = names or getattr(posterior, "names", None)
     return sbc_of_draws(draw(posterior, theta, y, num_samples, seed), theta, names=names, seed=seed)
 
 
@@ -240,7 +241,7 @@ def coverage(
         region=region,
         band=band,
         num_observations=n,
-        names=_names(names, theta.shape[1]),
+        names=_names(names or (None if given else getattr(posterior, "names", None)), theta.shape[1]),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy import stats
@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc_of_draws
-from fmcpe.metrics import energy_score
+from fmcpe.diagnostics.pit import PITResult, pit_of_draws
+from fmcpe.metrics import crps, energy_score
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
+    from fmcpe.record import HeldOut
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,32 +31,76 @@ class CalibrationResult:
 
     Attributes:
         sbc: Ranks, and a verdict for each parameter.
+        pit: Empirical distribution functions of the ranks, with simultaneous bands.
         coverage: Of central intervals, and of TARP's balls.
         energy: Cross-validated energy score.
         energy_ratio: Over that of the uncorrected posterior, with a 90 % bootstrap interval; NaN if that was no candidate.
+        crps: Cross-validated CRPS of each parameter, in prior standard deviations of unconstrained θ, (p,).
+        crps_ratio: Over that of the uncorrected posterior, likewise, one for each parameter.
         detectable_bias: Bias, in posterior standard deviations, that so many pairs show with a probability of 80 %.
         detectable_scale: Factor by which intervals are too narrow that they show with a probability of 80 %.
         verdict: In words.
     """
 
     sbc: SBCResult
+    pit: PITResult
     coverage: CoverageResult
     energy: float
     energy_ratio: tuple[float, float, float]
+    crps: Tensor
+    crps_ratio: tuple[tuple[float, float, float], ...]
     detectable_bias: float
     detectable_scale: float
     verdict: str
 
+    @property
+    def refuted(self) -> bool:
+        """Whether the pairs show that some parameter is over-confident, biased, or miscalibrated in another way."""
+        return any(not verdict.startswith(("calibrated", "too wide")) for verdict in self.sbc.verdicts)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether the posterior is calibrated, and the pairs are enough to tell."""
+        return self.verdict.startswith("Calibrated")
+
+    def numbers(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "verdict": self.verdict,
+            "verdicts": dict(zip(self.sbc.names, self.sbc.verdicts, strict=True)),
+            "bias": self.sbc.bias.tolist(),
+            "width_factor": self.sbc.scale.tolist(),
+            "ks_p": self.sbc.p_values.tolist(),
+            "pit": {
+                "points": self.pit.points.tolist(),
+                "ecdf": self.pit.ecdf.T.tolist(),
+                "band": self.pit.band.tolist(),
+            },
+            "tarp": None if self.coverage.joint is None else self.coverage.joint.tolist(),
+            "energy": self.energy,
+            "energy_ratio": list(self.energy_ratio),
+            "crps": self.crps.tolist(),
+            "crps_ratio": [list(each) for each in self.crps_ratio],
+            "detectable_bias": self.detectable_bias,
+            "detectable_width_factor": self.detectable_scale,
+        }
+
     def summary(self) -> str:
-        """Verdict, score, ranks and coverage."""
-        ratio, low, high = self.energy_ratio
-        against = (
-            ""
-            if math.isnan(ratio)
-            else f", {ratio:.2f} ({low:.2f} to {high:.2f}) times that of the uncorrected posterior"
-        )
-        score = f"Cross-validated energy score {self.energy:.3g}{against}."
-        return "\n\n".join([self.verdict, score, self.sbc.summary(), self.coverage.summary()])
+        """Verdict, scores, ranks and coverage."""
+        lines = [f"Cross-validated energy score {self.energy:.3g}{_against(self.energy_ratio)}."]
+        for name, crps, ratio in zip(self.sbc.names, self.crps.tolist(), self.crps_ratio, strict=True):
+            lines.append(f"CRPS of {name} {crps:.3g}{_against(ratio)}.")
+        parts = (self.sbc.summary(), self.pit.summary(), self.coverage.summary())
+        return "\n\n".join([self.verdict, "\n".join(lines), *parts])
+
+
+def _against(ratio: tuple[float, float, float]) -> str:
+    middle, low, high = ratio
+    return (
+        ""
+        if math.isnan(middle)
+        else f", {middle:.2f} ({low:.2f} to {high:.2f}) times that of the uncorrected posterior"
+    )
 
 
 def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int = 0) -> CalibrationResult:
@@ -65,15 +111,29 @@ def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int
         level: Of all tests together: an exact posterior is called miscalibrated with at most this probability.
         seed: Of tie-breaking and bootstrap.
     """
+    held_out, truth, names = held_out_of(posterior)
+    return calibration_of_draws(held_out.z, truth, held_out.before, names, level, seed)
+
+
+def held_out_of(posterior: CorrectedPosterior) -> tuple[HeldOut, Tensor, tuple[str, ...]]:
+    """What a posterior keeps of its pairs, their true z (N, p), and the parameters' names."""
     held_out = posterior.held_out
     if held_out is None:
         raise ValueError(
             f"Expected a posterior with cross-validated draws, got one of {posterior.method} without. Fit it with "
             'FMCPE(..., recipe="default"), or test it on new pairs: fmcpe.diagnostics.sbc(posterior, theta, y).'
         )
-    space, names = posterior.space, tuple(line.name for line in posterior.record.parameters)
-    truth = space.to_z_safely(held_out.theta)
-    return calibration_of_draws(held_out.z, truth, held_out.before, names, level, seed)
+    names = tuple(line.name for line in posterior.record.parameters)
+    return held_out, posterior.space.to_z_safely(held_out.theta), names
+
+
+def bootstrap_ratio(after: Tensor, before: Tensor, seed: int, resamples: int = 1000) -> tuple[float, float, float]:
+    """Ratio of the means of two scores of the same pairs, (N,) each, and its 90 % bootstrap interval over pairs."""
+    with seeded(seed):
+        rows = torch.randint(len(after), (resamples, len(after)))
+    ratios = after[rows].mean(1) / before[rows].mean(1)
+    low, high = ratios.quantile(torch.tensor([0.05, 0.95], dtype=ratios.dtype)).tolist()
+    return float(after.mean() / before.mean()), low, high
 
 
 def calibration_of_draws(
@@ -83,23 +143,22 @@ def calibration_of_draws(
     number, dim = truth.shape
     samples = z.movedim(0, 1)
     ranks = sbc_of_draws(samples, truth, names=names, level=level, seed=seed)
+    pit = pit_of_draws(samples, truth, names, level=1 - level, seed=seed)
     inside = coverage(samples, truth, region="tarp", names=names, seed=seed)
-    each = energy_score(samples, truth, reduce=False)
-    ratio = (math.nan,) * 3
+    energy, each = energy_score(samples, truth, reduce=False), crps(samples, truth, reduce=False)
+    energy_ratio, crps_ratio = (math.nan,) * 3, ((math.nan,) * 3,) * dim
     if before is not None:
-        old = energy_score(before.movedim(0, 1), truth, reduce=False)
-        with seeded(seed):
-            rows = torch.randint(number, (1000, number))
-        low, high = (
-            (each[rows].mean(1) / old[rows].mean(1)).quantile(torch.tensor([0.05, 0.95], dtype=each.dtype)).tolist()
-        )
-        ratio = (float(each.mean() / old.mean()), low, high)
+        earlier = before.movedim(0, 1)
+        energy_ratio = bootstrap_ratio(energy, energy_score(earlier, truth, reduce=False), seed)
+        old = crps(earlier, truth, reduce=False)
+        crps_ratio = tuple(bootstrap_ratio(each[:, k], old[:, k], seed) for k in range(dim))
     alpha = level / (3 * dim)
     bias = (stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(0.8)) / math.sqrt(number)
     scale = _detectable_scale(number, len(samples), alpha, seed)
     return CalibrationResult(
-        ranks, inside, float(each.mean()), ratio, bias, scale, _verdict(ranks, number, bias, scale)
-    )
+        ranks, pit, inside, float(energy.mean()), energy_ratio, each.mean(0), crps_ratio, bias, scale,
+        _verdict(ranks, number, bias, scale),
+    )  # fmt: skip
 
 
 def _detectable_scale(number: int, draws: int, alpha: float, seed: int) -> float:

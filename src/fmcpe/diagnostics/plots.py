@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
+from fmcpe._names import columns_of
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
 from fmcpe.diagnostics.draws import central_coverage
 from fmcpe.metrics.samples import draws_and_truth, finite
@@ -119,13 +120,14 @@ def corner(
     """Kernel-density corner plot of several posteriors for one observation, with the truth.
 
     Args:
-        posteriors: Draws (S, p), or a mapping from method names to draws. Densities on the diagonal have the same height.
+        posteriors: Draws (S, p), an array or a DataFrame, or a mapping from method names to draws. Densities on the diagonal have the same height.
         truth: True parameters, (p,).
-        names: Names of the parameters.
+        names: Names of the parameters; those of the columns of a DataFrame by default.
         levels: Mass inside the contours; more than two are hard to read.
         colors: One colour per method, in place of the default palette.
     """
     given = posteriors if isinstance(posteriors, Mapping) else {"": posteriors}
+    names = names if names is not None else columns_of(next(iter(given.values())))
     methods = {name: finite(s, "posteriors", "(S, p)").numpy() for name, s in given.items()}
     p = next(iter(methods.values())).shape[1]
     labels = list(names) if names is not None else [f"θ{k + 1}" for k in range(p)]

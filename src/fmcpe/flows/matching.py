@@ -79,16 +79,13 @@ class Field(nn.Module):
         return z0.unflatten(0, z.shape[:2]), log_det.unflatten(0, z.shape[:2])
 
 
-def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor, t: Tensor | None = None) -> Tensor:
-    """Squared error of the velocity between source z0 and target z1, (..., B, D) -> (..., B).
-
-    The times `t`, (..., B, 1), are uniform if None.
-    """
-    t = torch.rand(*z0.shape[:-1], 1, device=z0.device) if t is None else t
+def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor) -> Tensor:
+    """Squared error of the velocity between source z0 and target z1, (..., B, D) -> (..., B), at uniform times."""
+    t = torch.rand(*z0.shape[:-1], 1, device=z0.device)
     return (u(t, (1 - t) * z0 + t * z1, y) - (z1 - z0)).square().sum(-1)
 
 
-def members(dim: int, features: int, widths: tuple[int, ...], number: int) -> Stacked:
+def untrained_fields(dim: int, features: int, widths: tuple[int, ...], number: int) -> Stacked:
     """An untrained ensemble of fields, conditioned on vectors. The last layer is zero: they start as the identity."""
     fresh = [Field(dim, nn.Identity(), features, widths) for _ in range(number)]
     for field in fresh:
@@ -102,10 +99,15 @@ def unstacked(u: Stacked, weights: Weights) -> list[Field]:
     return [cast(Field, module) for module in u.members(weights)]
 
 
+def at(u: Velocity, y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The field for these conditions, as `Solver` takes it: t (), z (..., B, D) -> (..., B, D)."""
+    return lambda t, z: u(t.expand(*z.shape[:-1], 1), z, y)
+
+
 @torch.no_grad()
-def carry(u: Velocity, z0: Tensor, y: Tensor, solver: Solver) -> Tensor:
+def carry(u: Velocity, y: Tensor, z0: Tensor, solver: Solver) -> Tensor:
     """Transport of source points, (..., B, D)."""
-    return solver.solve(lambda t, z: u(t.expand(*z.shape[:-1], 1), z, y), z0)
+    return solver.solve(at(u, y), z0)
 
 
 def transport(u: VelocityField, z0: Tensor, context: Tensor, solver: Solver) -> Tensor:

@@ -1,7 +1,7 @@
 """Fixed-step solvers for dz/dt = f(t, z), and the exact inverse of the discrete map.
 
-`solve` composes the steps z_{k+1} = φ_k(z_k), and `invert` inverts them one by one. Unlike integration of the equation
-backwards, this gives ``invert(solve(z)) == z`` for any number of steps, so the density of a draw is exact.
+`solve` composes the steps z_{k+1} = φ_k(z_k), and `invert_with_logdet` inverts them one by one. Unlike integration of the
+equation backwards, this gives back z for any number of steps, so the density of a draw is exact.
 """
 
 from __future__ import annotations
@@ -68,14 +68,8 @@ class Solver:
             z = step(z)
         return z
 
-    def invert(self, f: Velocity, z: Tensor) -> Tensor:
-        """The inverse of `solve` at `z`."""
-        for step in reversed(self._steps(f, z)):
-            z = _invert_step(step, z)
-        return z
-
     def invert_with_logdet(self, f: Velocity, z: Tensor) -> tuple[Tensor, Tensor]:
-        """`invert`, and the log-determinant of the Jacobian of `solve` there, (...,)."""
+        """The inverse of `solve` at `z`, and the log-determinant of the Jacobian of `solve` there, (...,)."""
         logdet = z.new_zeros(z.shape[:-1])
         for step in reversed(self._steps(f, z)):
             z = _invert_step(step, z)

@@ -166,15 +166,10 @@ def mmd2(
     return within - 2 * kernel_sum(a, b) / (n * m)
 
 
-@overload
-def mse(samples: Any, theta: Any, reduce: Literal[True] = True) -> float: ...
-@overload
-def mse(samples: Any, theta: Any, reduce: Literal[False]) -> Tensor: ...
-def mse(samples: Any, theta: Any, reduce: bool = True) -> float | Tensor:
-    """Mean of `|s - θ|²` over draws (S, B, p) and observations, summed over parameters; (B,) if not `reduce`."""
+def mse(samples: Any, theta: Any) -> float:
+    """Mean of `|s - θ|²` over draws (S, B, p) and observations, summed over parameters."""
     samples, theta = draws_and_truth(samples, theta)
-    values = (samples - theta).square().sum(-1).mean(0)
-    return values.mean().item() if reduce else values
+    return (samples - theta).square().sum(-1).mean().item()
 
 
 @overload
@@ -204,17 +199,19 @@ def energy_score(samples: Any, theta: Any, reduce: bool = True, *, max_entries: 
     return values.mean().item() if reduce else values
 
 
-def crps(samples: Any, theta: Any) -> Tensor:
+def crps(samples: Any, theta: Any, reduce: bool = True) -> Tensor:
     """The mean continuous ranked probability score of each parameter, (p,): draws (S, B, p) at the truth (B, p).
 
-    It is the energy score of one parameter, in its own units; lower is better.
+    It is the energy score of one parameter, in its own units; lower is better. ``reduce=False`` returns that of each
+    observation, (B, p).
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
     number = len(samples)
     # for sorted draws, Σ_{i<j} (s_j - s_i) = Σ_i (2i - S + 1) s_i
     weights = 2 * torch.arange(number, dtype=samples.dtype) - number + 1
     pairs = torch.einsum("s,sbp->bp", weights, samples.sort(dim=0).values)
-    return ((samples - theta).abs().mean(0) - pairs / (number * (number - 1))).mean(0)
+    values = (samples - theta).abs().mean(0) - pairs / (number * (number - 1))
+    return values.mean(0) if reduce else values
 
 
 def _bandwidth(value: Any, a: Tensor, b: Tensor, seed: int | None) -> float:

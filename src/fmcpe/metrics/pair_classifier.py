@@ -7,10 +7,13 @@ see the `y` of a test row in training with the other label, and score far below 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from fmcpe.nn.training import Training, train
 
 
 def grouped_accuracy(
@@ -22,13 +25,15 @@ def grouped_accuracy(
 ) -> float:
     """Cross-validated accuracy on (N, p), (N, p), (N, ...); uses torch's global generator."""
     parts = [part.float() for part in (theta, theta_hat, y)]
+    # early stopping on a sixth of the observations, with the best weights restored
+    training = Training(200, 128, 1e-3, 1 / 6, stop_after_epochs=15, one_cycle=False)
     order = torch.randperm(len(theta))
     correct = 0.0
     for fold in range(folds):
-        test = order[fold::folds]
-        kept = order[torch.arange(len(order)) % folds != fold]
+        test, kept = order[fold::folds], order[torch.arange(len(order)) % folds != fold]
         classifier = _PairClassifier(theta.shape[1], parts[2][:2], embedding)
-        _train(classifier, [part[kept] for part in parts])
+        seen = [part[kept] for part in parts]
+        train(classifier, partial(classifier.losses, seen), len(kept), training, "the classifier of the joint C2ST")
         with torch.no_grad():
             for rows in test.split(256):
                 real, fake = classifier(*(part[rows] for part in parts))
@@ -57,30 +62,7 @@ class _PairClassifier(nn.Module):
         real, fake = self.head(both).squeeze(1).chunk(2)
         return real, fake
 
-
-def _train(classifier: _PairClassifier, parts: list[Tensor], epochs: int = 200, patience: int = 15) -> None:
-    """AdamW on batches of observations; early stopping on a sixth of them, with the best weights restored."""
-
-    def loss_of(rows: Tensor) -> Tensor:
-        real, fake = classifier(*(part[rows] for part in parts))
-        return nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
-
-    order = torch.randperm(len(parts[0]))
-    held, kept = order[: max(1, len(order) // 6)], order[max(1, len(order) // 6) :]
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=1e-3, weight_decay=1e-2, fused=True)
-    best, waited, weights = float("inf"), 0, copy.deepcopy(classifier.state_dict())
-    for _ in range(epochs):
-        classifier.train()
-        for rows in kept[torch.randperm(len(kept))].split(128):
-            optimizer.zero_grad()
-            loss_of(rows).backward()
-            optimizer.step()
-        classifier.eval()
-        with torch.no_grad():
-            loss = sum(loss_of(rows).item() * len(rows) for rows in held.split(256))
-        waited += 1
-        if loss < best:
-            best, waited, weights = loss, 0, copy.deepcopy(classifier.state_dict())
-        if waited >= patience:
-            break
-    classifier.load_state_dict(weights)
+    def losses(self, parts: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """Cross-entropy of both pairs of some observations, (B,)."""
+        real, fake = self(*(part[rows] for part in parts))
+        return nn.functional.softplus(-real) + nn.functional.softplus(fake)

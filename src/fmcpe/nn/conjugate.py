@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import stack_module_state
+
+from fmcpe.nn.fitted import Fitted
 
 
-class Regression(nn.Module):
-    """A fitted regression, whitened: residuals have unit scale.
+class Regression(Fitted):
+    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...).
 
-    Args:
-        features: F.
-        targets: d.
+    Attributes:
+        feature_mean: (F,).
+        target_mean: (d,).
+        weight: Features to whitened targets, (F, d).
+        whitening: Targets to whitened ones, (d, d).
+        gram_root: Cholesky factor of the inverse Gram matrix, (F, F).
+        freedom: Degrees of freedom of Student's t.
+        count: n, the number of pairs.
     """
 
     feature_mean: Tensor
@@ -31,27 +39,24 @@ class Regression(nn.Module):
     freedom: Tensor
     count: Tensor
 
-    def __init__(self, features: int, targets: int) -> None:
-        super().__init__()
-        for name, shape in {
-            "feature_mean": (features,), "target_mean": (targets,), "weight": (features, targets),
-            "whitening": (targets, targets), "gram_root": (features, features), "freedom": (), "count": (),
-        }.items():  # fmt: skip
-            self.register_buffer(name, torch.zeros(shape))
+    @classmethod
+    def stacked(cls, regressions: Sequence[Regression]) -> Regression:
+        """Several regressions as one batch."""
+        return cls(**stack_module_state(list(regressions))[1])
 
     def whiten(self, targets: Tensor) -> Tensor:
         """Data in units of the residual scale, (..., d)."""
         return (targets - self.target_mean) @ self.whitening
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Whitened mean, (..., d), and factor of the residual variance, (...)."""
-        centred = features - self.feature_mean
+        """Whitened mean, (..., n, d), and factor of the residual variance, (..., n), at features (..., n, F)."""
+        centred = features - self.feature_mean[..., None, :]
         leverage = (centred @ self.gram_root).square().sum(-1)
-        return centred @ self.weight, 1 + 1 / self.count + leverage
+        return centred @ self.weight, 1 + 1 / self.count[..., None] + leverage
 
     def log_likelihood(self, squared_distance: Tensor, factor: Tensor) -> Tensor:
-        """Log density of Student's t, up to a constant, at a squared distance of whitened data to the mean."""
-        d, freedom = self.target_mean.numel(), self.freedom
+        """Log density of Student's t, up to a constant, at a squared distance of whitened data to the mean, (..., n)."""
+        d, freedom = self.target_mean.shape[-1], self.freedom[..., None]
         return -0.5 * d * factor.log() - 0.5 * (freedom + d) * torch.log1p(squared_distance / (freedom * factor))
 
 
@@ -101,23 +106,15 @@ def fit_conjugate(
         noise = float((share @ noises.expand_as(value).flatten().log()).exp())
         return float(best), c, noise
 
-    found = {(k, k): evidence_of(precisions[k], precisions[k]) for k in range(0, len(precisions), 2)}
-    best = max(found, key=lambda key: found[key][0])
-    while True:  # uphill on the grid of both precisions
-        near = [
-            (best[0] + i, best[1] + j)
-            for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (0, 3))
-            if 0 <= best[0] + i < len(precisions) and 0 <= best[1] + j < len(precisions)
-        ]
-        if not bool(bent.any()):
-            near = [key for key in near if key[0] == key[1]] + [(k, k) for k, _ in near]
-        for key in near:
-            if key not in found:
-                found[key] = evidence_of(precisions[key[0]], precisions[key[1]])
-        top = max(found, key=lambda key: found[key][0])
-        if top == best:
-            break
-        best = top
+    # uphill on the grid of both precisions, or along its diagonal if there is one precision only
+    moves = [(1, 1), (-1, -1)] + ([(1, 0), (-1, 0), (0, 1), (0, -1), (0, 3)] if bool(bent.any()) else [])
+    grid, found, best = range(len(precisions)), dict[tuple[int, int], tuple[float, float, float]](), (0, 0)
+    near = [(k, k) for k in grid[::2]]
+    while near:
+        found |= {(i, j): evidence_of(precisions[i], precisions[j]) for i, j in near}
+        best = max(found, key=lambda key: found[key][0])
+        around = {(best[0] + i, best[1] + j) for i, j in moves}
+        near = [(i, j) for i, j in around - found.keys() if i in grid and j in grid]
     value, c, noise = found[best]
     precision = torch.where(bent, precisions[best[1]], precisions[best[0]]).to(f)
     inverse = torch.linalg.inv(gram + precision.diag())
@@ -125,13 +122,14 @@ def fit_conjugate(
     scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
     freedom = c + d + 1 + rows - d + 1
     root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
-    out = Regression(f.shape[1], d)
     whitening = torch.linalg.inv(root).T
-    values = {
-        "feature_mean": f_mean, "target_mean": t_mean, "weight": weight @ whitening, "whitening": whitening,
-        "gram_root": torch.linalg.cholesky((inverse + inverse.T) / 2), "freedom": torch.tensor(freedom),
-        "count": torch.tensor(float(number)),
-    }  # fmt: skip
-    for name, tensor in values.items():
-        getattr(out, name).copy_(tensor)
-    return Fit(out, value)
+    regression = Regression(
+        feature_mean=f_mean,
+        target_mean=t_mean,
+        weight=weight @ whitening,
+        whitening=whitening,
+        gram_root=torch.linalg.cholesky((inverse + inverse.T) / 2),
+        freedom=torch.tensor(freedom),
+        count=torch.tensor(number),
+    )
+    return Fit(regression, value)

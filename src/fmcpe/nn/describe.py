@@ -1,11 +1,11 @@
 """Networks and priors as JSON, so that files hold no code.
 
-`describe` supports the torch layers below, nested in `nn.Sequential`, and returns None for any other network. Weights
-are stored separately.
+`describe` supports the torch layers below, nested in `nn.Sequential`. Weights are stored separately.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,52 +14,38 @@ from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
 from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
+from fmcpe.distributions import LogUniform
 from fmcpe.nn.embeddings import ChannelsFirst, LevelAware
 
-_LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.Linear: ("in_features", "out_features"),
-    nn.Conv1d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
-    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
-    nn.BatchNorm1d: ("num_features", "eps", "momentum"),
-    nn.BatchNorm2d: ("num_features", "eps", "momentum"),
-    nn.GroupNorm: ("num_groups", "num_channels", "eps"),
-    nn.LayerNorm: ("normalized_shape", "eps"),
-    nn.MaxPool1d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-    nn.AvgPool1d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
-    nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
-    nn.AdaptiveAvgPool1d: ("output_size",),
-    nn.AdaptiveAvgPool2d: ("output_size",),
-    nn.Flatten: ("start_dim", "end_dim"),
-    nn.Unflatten: ("dim", "unflattened_size"),
-    nn.Dropout: ("p",),
-    nn.LeakyReLU: ("negative_slope",),
-    nn.ELU: ("alpha",),
-    nn.ReLU: (),
-    nn.SiLU: (),
-    nn.GELU: ("approximate",),
-    nn.Tanh: (),
-    nn.Sigmoid: (),
-    nn.Identity: (),
-    ChannelsFirst: (),
-}
+_LAYERS: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
+        nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+        nn.Flatten, nn.Unflatten, nn.Dropout, nn.Identity, ChannelsFirst,
+        nn.LeakyReLU, nn.ELU, nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid,
+    )
+}  # fmt: skip
 _CONTAINERS: dict[str, Any] = {"Sequential": nn.Sequential, "LevelAware": LevelAware}
-_BY_NAME = {cls.__name__: cls for cls in _LAYERS}
 
 
 def describe(net: nn.Module | None) -> dict[str, Any] | None:
     """A JSON description of `net`, or None if a layer is not supported."""
+    name = type(net).__name__
     if type(net) is nn.Sequential or isinstance(net, LevelAware):
-        parts = [describe(layer) for layer in (net if isinstance(net, nn.Sequential) else [net.net])]
-        return None if None in parts else {"layer": type(net).__name__, "parts": parts}
-    if type(net) not in _LAYERS:
+        parts = [describe(layer) for layer in net.children()]
+        return None if None in parts else {"layer": name, "parts": parts}
+    if net is None or _LAYERS.get(name) is not type(net):
         return None
-    assert net is not None
-    arguments = {name: _plain(getattr(net, name)) for name in _LAYERS[type(net)]}
-    if isinstance(net, nn.Linear | nn.Conv1d | nn.Conv2d):
-        arguments["bias"] = net.bias is not None
-    description = {"layer": type(net).__name__, "arguments": arguments}
-    # arguments that are not listed (padding_mode, affine, ...) show up in extra_repr
+    arguments = {}
+    for argument in inspect.signature(type(net)).parameters.values():
+        # torch's layers keep their arguments as attributes, but for a bias, which is a tensor or None
+        value = getattr(net, argument.name, argument.default)
+        value = value is not None if argument.name == "bias" else value
+        if value != argument.default:
+            arguments[argument.name] = list(value) if isinstance(value, tuple | torch.Size) else value
+    description = {"layer": name, "arguments": arguments}
+    # arguments that are no attributes would show up in extra_repr
     return description if build(description).extra_repr() == net.extra_repr() else None
 
 
@@ -67,13 +53,13 @@ def build(description: dict[str, Any]) -> nn.Module:
     """The network of a description, with random weights."""
     if description["layer"] in _CONTAINERS:
         return _CONTAINERS[description["layer"]](*(build(part) for part in description["parts"]))
-    if description["layer"] not in _BY_NAME:
+    if description["layer"] not in _LAYERS:
         raise ValueError(
             f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "
             "posterior.save."
         )
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in description["arguments"].items()}
-    return _BY_NAME[description["layer"]](**arguments)
+    return _LAYERS[description["layer"]](**arguments)
 
 
 _FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -84,6 +70,7 @@ _FAMILIES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "Gamma": (distributions.Gamma, ("concentration", "rate")),
     "Beta": (distributions.Beta, ("concentration1", "concentration0")),
     "HalfNormal": (distributions.HalfNormal, ("scale",)),
+    "LogUniform": (LogUniform, ("low", "high")),
     "MultivariateNormal": (distributions.MultivariateNormal, ("loc", "covariance_matrix")),
     "BoxUniform": (BoxUniform, ("low", "high")),
 }
@@ -127,7 +114,3 @@ def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Dist
 def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple | torch.Size) else value

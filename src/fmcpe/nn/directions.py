@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe.nn.embeddings import SERIES_FROM
+from fmcpe.nn.fitted import Fitted
 
 
-class Directions(nn.Module):
-    """Leading directions of data, standardised: (B, ...) -> (B, q).
-
-    Args:
-        numbers: d.
-        size: q.
-    """
+class Directions(Fitted):
+    """Leading directions of data, standardised: (B, ...) -> (B, q)."""
 
     mean: Tensor
+    """(d,)"""
     matrix: Tensor
-
-    def __init__(self, numbers: int, size: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(numbers))
-        self.register_buffer("matrix", torch.zeros(numbers, size))
+    """(d, q)"""
 
     @classmethod
     def of(cls, y: Tensor, most: int) -> Directions:
@@ -41,10 +34,7 @@ class Directions(nn.Module):
             matrix = torch.linalg.svd(centred, full_matrices=False)[2][:size].T
         spread = (centred @ matrix).std(0)
         scale = torch.ones_like(spread) if flat.shape[1] <= most else 1 / spread.max().clamp_min(1e-30)
-        out = cls(*matrix.shape)
-        out.mean.copy_(flat.mean(0))
-        out.matrix.copy_(matrix * scale / std[:, None])
-        return out
+        return cls(mean=flat.mean(0), matrix=matrix * scale / std[:, None])
 
     def forward(self, y: Tensor) -> Tensor:
         return (y.flatten(1) - self.mean) @ self.matrix

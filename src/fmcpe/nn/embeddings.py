@@ -41,6 +41,13 @@ def embedding_for(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
     return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(pooled * channels, out_features))
 
 
+def automatic(choice: str, shape: tuple[int, ...], out_features: int = 16) -> nn.Sequential | None:
+    """The network that ``embedding_net="auto"`` stands for: that of `embedding_for`, and none for short vectors."""
+    if choice != "auto":
+        raise ValueError(f'Expected embedding_net="auto", a network or None, got {choice!r}. Try embedding_net="auto".')
+    return None if len(shape) == 1 and shape[0] < SERIES_FROM else embedding_for(shape, out_features)
+
+
 class ChannelsFirst(nn.Module):
     """(B, height, width, channels) -> (B, channels, height, width)."""
 

@@ -55,12 +55,6 @@ def systematic(weights: Tensor, n: int) -> Tensor:
     return index.gather(1, torch.rand(len(weights), n, device=weights.device).argsort(1))
 
 
-def effective_share(log_weights: Tensor) -> Tensor:
-    """Effective sample size over the number of samples, (B, M) -> (B,)."""
-    weights = log_weights.softmax(1)
-    return 1 / weights.square().sum(1) / weights.shape[1]
-
-
 def pareto_k(log_weights: Tensor) -> Tensor:
     r"""Shape \( \hat k \) of a generalised Pareto distribution fitted to the largest importance weights, (B, M) -> (B,).
 

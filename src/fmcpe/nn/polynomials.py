@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -15,27 +14,13 @@ def count(numbers: int, degree: int) -> int:
 
 
 class Powers:
-    """All monomials of degree 1 to `degree` in p variables, by increasing degree: (B, p) -> (B, F).
-
-    Each is computed as a monomial of the next lower degree times a variable.
-    """
+    """All monomials of degree 1 to `degree` in p variables, by increasing degree: (B, p) -> (B, F)."""
 
     def __init__(self, numbers: int, degree: int) -> None:
-        self.terms = [term for k in range(1, degree + 1) for term in combinations_with_replacement(range(numbers), k)]
-        self._steps = list[tuple[Tensor, Tensor]]()
-        below: dict[tuple[int, ...], int] = {(i,): i for i in range(numbers)}
-        for k in range(2, degree + 1):
-            level = [term for term in self.terms if len(term) == k]
-            self._steps.append(
-                (torch.tensor([below[term[:-1]] for term in level]), torch.tensor([term[-1] for term in level]))
-            )
-            below = {term: i for i, term in enumerate(level)}
+        orders = range(1, degree + 1)
+        self._levels = [torch.combinations(torch.arange(numbers), k, with_replacement=True) for k in orders]
+        self.terms = [tuple(term) for level in self._levels for term in level.tolist()]
 
     def __call__(self, u: Tensor) -> Tensor:
-        if not self._steps:
-            return u
         rows = u.T.contiguous()  # indexing rows is faster than indexing columns
-        levels = [rows]
-        for parent, factor in self._steps:
-            levels.append(levels[-1][parent] * rows[factor])
-        return torch.cat(levels).T
+        return torch.cat([rows[level].prod(1) for level in self._levels]).T

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from sklearn.linear_model import RidgeCV
+from torch import Tensor
+
+from fmcpe.nn.fitted import Fitted
 
 
-class Ridge(nn.Module):
-    """A linear map with intercept, (B, features) -> (B, targets).
-
-    Args:
-        features: How many numbers it takes.
-        targets: How many it gives.
-    """
+class Ridge(Fitted):
+    """A linear map with intercept, (B, features) -> (B, targets)."""
 
     centre: Tensor
     weight: Tensor
     bias: Tensor
-
-    def __init__(self, features: int, targets: int) -> None:
-        super().__init__()
-        self.register_buffer("centre", torch.zeros(features))
-        self.register_buffer("weight", torch.zeros(features, targets))
-        self.register_buffer("bias", torch.zeros(targets))
 
     def forward(self, features: Tensor) -> Tensor:
         return (features - self.centre) @ self.weight + self.bias
 
     def mapped(self, matrix: Tensor, offset: Tensor) -> Ridge:
         """The same regression with its targets t replaced by t @ matrix + offset."""
-        out = Ridge(len(self.centre), matrix.shape[1]).to(self.centre.device)
-        out.centre.copy_(self.centre)
-        out.weight.copy_(self.weight @ matrix)
-        out.bias.copy_(self.bias @ matrix + offset)
-        return out
+        return Ridge(centre=self.centre, weight=self.weight @ matrix, bias=self.bias @ matrix + offset)
 
 
 def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
@@ -43,20 +32,7 @@ def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
         features: (N, features).
         targets: (N, targets).
     """
-    f, t = features.double(), targets.double()
-    number, f_mean, t_mean = len(f), f.mean(0), t.mean(0)
-    u, s, vh = torch.linalg.svd(f - f_mean, full_matrices=False)
-    projected, centred = u.T @ (t - t_mean), t - t_mean
-
-    def left_out_error(penalty: float) -> float:
-        shrink = s.square() / (s.square() + penalty)
-        inside = ((u.square() * shrink).sum(1) + 1 / number).clamp_max(1 - 1e-9)
-        residual = (centred - u @ (shrink[:, None] * projected)) / (1 - inside)[:, None]
-        return float(residual.square().mean())
-
-    penalty = min(torch.logspace(-4, 5, 37, dtype=torch.float64).tolist(), key=left_out_error)
-    ridge = Ridge(f.shape[1], t.shape[1]).to(features.device)
-    ridge.centre.copy_(f_mean)
-    ridge.bias.copy_(t_mean)
-    ridge.weight.copy_(vh.T @ ((s / (s.square() + penalty))[:, None] * projected))
-    return ridge
+    f, t = features.double().cpu(), targets.double().cpu()
+    fit = RidgeCV(alphas=np.logspace(-4, 5, 37)).fit(f.numpy(), t.numpy())
+    weight = torch.as_tensor(fit.coef_).reshape(t.shape[1], -1).T  # sklearn drops the axis of a single target
+    return Ridge(centre=f.mean(0), weight=weight, bias=t.mean(0)).to(features.device)

@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
-from tqdm.auto import tqdm
 
 from fmcpe._checks import check_numbers
+from fmcpe._progress import Progress
 from fmcpe.nn.ensemble import Alone, Stacked, Weights
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -66,22 +66,24 @@ def descend(
     every, waited = every or max(1, steps // 20), 0
     best = [each.snapshot() for each in networks]
     lowest = validate() if validate is not None and keep_start else torch.tensor(torch.inf)
-    for step in tqdm(range(steps), desc=bar, delay=2, disable=bar is None, leave=False):
-        optimiser.zero_grad()
-        loss(step).sum().backward()
-        for each in networks:
-            each.clip(clip)
-        optimiser.step()
-        scheduler.step()
-        if validate is None or ((step + 1) % every and step + 1 < steps):
-            continue
-        now = validate()
-        better, lowest = now < lowest, torch.fmin(now, lowest)
-        for kept, each in zip(best, networks, strict=True):
-            each.keep(kept, better)
-        waited = 0 if bool(better.any()) else waited + 1
-        if patience is not None and waited >= patience:
-            break
+    with Progress(steps, bar or "", bar is not None) as progress:
+        for step in range(steps):
+            optimiser.zero_grad()
+            loss(step).sum().backward()
+            for each in networks:
+                each.clip(clip)
+            optimiser.step()
+            scheduler.step()
+            progress.update()
+            if validate is None or ((step + 1) % every and step + 1 < steps):
+                continue
+            now = validate()
+            better, lowest = now < lowest, torch.fmin(now, lowest)
+            for kept, each in zip(best, networks, strict=True):
+                each.keep(kept, better)
+            waited = 0 if bool(better.any()) else waited + 1
+            if patience is not None and waited >= patience:
+                break
     return best if validate is not None else [each.snapshot() for each in networks]
 
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
-from fmcpe.conformal import Conformal
 from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.record import HeldOut, Record
 from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
@@ -30,9 +29,11 @@ from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
 
 if TYPE_CHECKING:
+    from fmcpe.diagnostics.conformal import Conformal
     from fmcpe.posterior import CorrectedPosterior
 
-FORMAT = 5
+FORMAT, READABLE = 6, (5, 6)
+"""Format 6 says which kind of conformal intervals a file holds; in format 5 there is one kind."""
 _REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior", "conformal"}
 
 
@@ -58,7 +59,7 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         "base": base,
         "target_prior": None if target is None else target[0],
         "posterior": to_config(posterior.inner),
-        "conformal": None if posterior.conformal is None else {"num_samples": posterior.conformal.num_samples},
+        "conformal": None,
     }
     tensors |= {f"posterior.{k}": v for k, v in posterior.inner.state_dict().items()} | {"pool": shared.pool}
     tensors |= {f"space.{k}": v for k, v in posterior.space.state_dict().items()}
@@ -66,7 +67,9 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     if posterior.held_out is not None:
         tensors |= {f"held_out.{k}": v for k, v in posterior.held_out.tensors().items()}
     if posterior.conformal is not None:
-        tensors["conformal"] = posterior.conformal.scores
+        says, kept = posterior.conformal.to_config()
+        manifest["conformal"] = {"kind": posterior.conformal.kind} | says
+        tensors |= {f"conformal.{k}": v for k, v in kept.items()}
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
     contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
@@ -115,9 +118,26 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         held_out = HeldOut.from_tensors(kept) if kept else None
         record = Record.from_config(manifest["report"])
         loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
-    if manifest["conformal"] is not None:
-        loaded.conformal = Conformal(tensors["conformal"], manifest["conformal"]["num_samples"])
+        loaded.conformal = _conformal(manifest["conformal"], tensors, loaded)
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
+
+
+def _conformal(says: dict[str, Any] | None, tensors: dict[str, Tensor], loaded: CorrectedPosterior) -> Conformal | None:
+    """The calibrated intervals of a file."""
+    from fmcpe.diagnostics.conformal import SplitConformal
+    from fmcpe.diagnostics.cv_plus import CVPlusConformal
+    from fmcpe.diagnostics.label_shift import LabelShiftConformal
+
+    if says is None:
+        return None
+    kind, kept = says.get("kind", "split"), under(tensors, "conformal.")
+    if kind == CVPlusConformal.kind:
+        return CVPlusConformal.from_config(says, kept, loaded)
+    if kind == LabelShiftConformal.kind:
+        return LabelShiftConformal(**kept, num_draws=says["num_draws"], num_samples=says["num_samples"])
+    if kind == SplitConformal.kind:
+        return SplitConformal(kept["scores"] if kept else tensors["conformal"], says["num_samples"])
+    raise ValueError(f"Expected conformal intervals of this library, got {kind!r}. Save the posterior again.")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -137,7 +157,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
         )
-    if manifest["format"] != FORMAT:
+    if manifest["format"] not in READABLE:
         newer = manifest["format"] > FORMAT
         advice = "Upgrade with pip install --upgrade fmcpe." if newer else "Fit the posterior again with this version."
         raise ValueError(f"Expected a file of format {FORMAT}, got {path} of format {manifest['format']}. {advice}")

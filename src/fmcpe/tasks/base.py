@@ -183,7 +183,7 @@ class Task(ABC):
         if theta.ndim != 2 or theta.shape[1] != p:
             raise ValueError(
                 f"Expected theta of shape (N, {p}) for {self.name!r}, got shape {tuple(theta.shape)}. "
-                f"Pass theta.reshape(-1, {p})."
+                f"Pass one row per simulation, one column per parameter; one parameter vector as theta[None]."
             )
         if not torch.isfinite(theta).all():
             bad = int((~torch.isfinite(theta)).any(1).sum())

@@ -17,8 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
+from fmcpe._progress import Progress
 from fmcpe.tasks.chambers import IMAGES, IMPULSES, read_images, read_impulses
 
 _DATASETS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -69,8 +68,7 @@ def download(task: str, root: str | PathLike[str], *, say: Callable[[str], None]
         # in the same folder, so that the last step is an atomic rename
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
             archive, unpacked = Path(scratch, "archive.zip"), Path(scratch, "unpacked")
-            # show a bar only if it takes long
-            with tqdm(desc=name, total=length, unit="B", unit_scale=True, delay=2, leave=False) as bar:
+            with Progress(length or 0, name) as bar:
                 _fetch(chunks, archive, md5, url, name, bar.update)
             _unpack(archive, unpacked, name, read)
             if target.exists():

@@ -1,0 +1,55 @@
+"""Names of parameters and of columns of data, given once: as ``names=``, by a DataFrame, or by a prior file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Names = tuple[str, ...]
+
+
+def columns_of(value: Any) -> Names | None:
+    """The columns of a DataFrame, or the name of a Series, if they are text; None for anything else."""
+    columns = getattr(value, "columns", None)
+    if columns is None and hasattr(value, "index"):
+        columns = [getattr(value, "name", None)]
+    if columns is None or callable(columns):
+        return None
+    found = tuple(columns)
+    return found if found and all(isinstance(name, str) for name in found) else None
+
+
+def as_names(names: Any, dim: int) -> Names:
+    """One name per parameter, all different."""
+    advice = (
+        f"Pass e.g. names=[{', '.join(f'{chr(34)}{name}{chr(34)}' for name in ('mass', 'length', 'damping')[:dim])}]"
+    )
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"Expected a list of {dim} name(s), got {names!r}. {advice}.")
+    found = tuple(str(name).strip() for name in names)
+    if len(found) != dim or len(set(found)) < dim or not all(found):
+        raise ValueError(
+            f"Expected {dim} different names, one per parameter, got {list(found)}. {advice}, or leave names out."
+        )
+    return found
+
+
+def default_names(dim: int) -> Names:
+    """``theta[0]``, ``theta[1]``, ..."""
+    return tuple(f"theta[{i}]" for i in range(dim))
+
+
+def in_order(value: Any, names: Sequence[str] | None, what: str) -> Any:
+    """A DataFrame with its columns in the order of `names`; anything else as it is.
+
+    Columns with other names are refused: their order does not say what they are.
+    """
+    columns = columns_of(value)
+    if not names or columns is None or not hasattr(value, "columns") or columns == tuple(names):
+        return value
+    if set(columns) != set(names) or len(columns) != len(names):
+        raise ValueError(
+            f"Expected {what} with the columns {', '.join(names)}, got {', '.join(columns)}. Rename them, or pass "
+            f"{what}.to_numpy() if their order is that of the names."
+        )
+    return value[list(names)]

@@ -1,0 +1,198 @@
+"""Draws with their names: tables for people, csv, npz and netCDF files, pandas and ArviZ.
+
+netCDF files have ArviZ's layout: a group ``posterior`` with one variable per parameter, (chain, draw, observation), and a group
+``constant_data`` that says which observations are out of range. ``arviz.from_netcdf`` reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fmcpe.io.tables import Array, optional
+
+if TYPE_CHECKING:
+    from fmcpe.posterior import CorrectedPosterior
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws for each of some observations.
+
+    Args:
+        theta: Physical parameters, (B, S, p).
+        names: Of the parameters.
+        observations: Labels of the observations.
+        p_values: Of each observation against the calibration pairs, (B,); NaN where the posterior keeps no pairs.
+    """
+
+    theta: Array
+    names: tuple[str, ...]
+    observations: tuple[str, ...]
+    p_values: Array
+
+    @classmethod
+    def of(
+        cls, posterior: CorrectedPosterior, y: Tensor, number: int, labels: Sequence[str] | None, seed: int | None
+    ) -> Draws:
+        """Draws of a posterior for observations (B, ...), `number` for each."""
+        from fmcpe.extrapolation import WithinRange
+
+        inner = posterior.inner
+        p = inner.p_values(y) if isinstance(inner, WithinRange) else torch.full((len(y),), torch.nan)
+        labels = [str(i + 1) for i in range(len(y))] if labels is None else [str(label) for label in labels]
+        if len(labels) != len(y):
+            raise ValueError(f"Expected {len(y)} labels, one per observation, got {len(labels)}. Leave labels out.")
+        theta = posterior._draw(y, number, seed, True, None)
+        return cls(theta.cpu().numpy(), posterior.names, tuple(labels), p.double().cpu().numpy())
+
+    @property
+    def out_of_range(self) -> Array:
+        """Which observations are unlike all pairs, (B,): adjusted p-value (Benjamini and Hochberg) below 0.001."""
+        known = ~np.isnan(self.p_values)
+        out = np.zeros(len(self.p_values), bool)
+        if known.any():
+            out[known] = stats.false_discovery_control(self.p_values[known]) < 1e-3
+        return out
+
+    def summary(self, level: float = 0.9, most: int = 20) -> str:
+        """Median and central interval of each parameter for each of at most so many observations, as text."""
+        low, middle, high = np.quantile(self.theta, [(1 - level) / 2, 0.5, (1 + level) / 2], axis=1)
+        head = ["observation", *(f"{name} [{100 * level:g} % interval]" for name in self.names)]
+        rows = [
+            [
+                label,
+                *(f"{middle[b, k]:.4g} [{low[b, k]:.4g}, {high[b, k]:.4g}]" for k in range(len(self.names))),
+                "OUT OF RANGE" if out else "",
+            ]
+            for b, (label, out) in enumerate(zip(self.observations, self.out_of_range, strict=True))
+        ]
+        shown = [[*head, ""], *rows[:most]]
+        widths = [max(len(row[k]) for row in shown) for k in range(len(shown[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown
+        ]
+        lines += [f"... and {len(rows) - most} more"] if len(rows) > most else []
+        return "\n".join([*lines, "", self.range_text()])
+
+    def range_text(self) -> str:
+        """Which observations are out of range, in words."""
+        out, number = self.out_of_range, len(self.observations)
+        if np.isnan(self.p_values).all():
+            return "This posterior keeps no pairs, so that nothing says whether observations are like them."
+        if not out.any():
+            return f"All {number} observation(s) are like the calibration pairs."
+        which = ", ".join(label for label, far in zip(self.observations, out, strict=True) if far)
+        return (
+            f"Out of range, unlike all calibration pairs: {int(out.sum())} of {number} observations ({which}). There the "
+            "answer moves to the prior. Check units and order of their numbers, or measure pairs like them."
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write csv (one line per draw), npz or netCDF, by the ending; readers never see a partial file."""
+        path = Path(path)
+        writers: dict[str, Callable[[Path], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
+        if path.suffix.lower() not in writers:
+            raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")
+        if not path.parent.is_dir() or path.is_dir():
+            raise FileNotFoundError(
+                f"Expected a file name in a folder that exists, got {path}. Create the folder first."
+            )
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+        os.close(handle)
+        try:
+            writers[path.suffix.lower()](Path(temporary))
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return path
+
+    def _csv(self, path: Path) -> None:
+        import csv
+
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["observation", "draw", *self.names])
+            for label, draws in zip(self.observations, self.theta.tolist(), strict=True):
+                writer.writerows([label, s, *(f"{value:.8g}" for value in row)] for s, row in enumerate(draws))
+
+    def _npz(self, path: Path) -> None:
+        np.savez(
+            path, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
+            p_value=self.p_values, out_of_range=self.out_of_range,
+        )  # fmt: skip
+
+    def _netcdf(self, path: Path) -> None:
+        from fmcpe import __version__
+
+        h5netcdf, h5py = (optional(name, "netCDF files") for name in ("h5netcdf", "h5py"))
+        number, draws, _ = self.theta.shape
+        labels = _labels(self.observations)
+        text = labels.dtype.kind not in "iu"
+        with h5netcdf.File(path, "w") as file:
+            for group in ("posterior", "constant_data"):
+                made = file.create_group(group)
+                made.attrs["inference_library"] = "fmcpe"
+                made.attrs["inference_library_version"] = __version__
+                made.dimensions = {"observation": number}
+                dtype = h5py.string_dtype() if text else labels.dtype
+                made.create_variable("observation", ("observation",), dtype=dtype, data=labels)
+            made.create_variable("p_value", ("observation",), data=self.p_values)
+            made.create_variable("out_of_range", ("observation",), data=self.out_of_range.astype(np.int8))
+            posterior = file["posterior"]
+            posterior.dimensions["chain"], posterior.dimensions["draw"] = 1, draws
+            posterior.create_variable("chain", ("chain",), data=np.zeros(1, np.int64))
+            posterior.create_variable("draw", ("draw",), data=np.arange(draws))
+            for k, name in enumerate(self.names):
+                values = np.ascontiguousarray(self.theta[None, :, :, k].swapaxes(1, 2))
+                posterior.create_variable(_variable(name), ("chain", "draw", "observation"), data=values)
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with the columns observation, draw and one per parameter."""
+        pandas = optional("pandas", "DataFrames")
+        number, draws, dim = self.theta.shape
+        columns = {
+            "observation": np.repeat(_labels(self.observations), draws),
+            "draw": np.tile(np.arange(draws), number),
+        }
+        flat = self.theta.reshape(-1, dim)
+        return pandas.DataFrame(columns | {name: flat[:, k] for k, name in enumerate(self.names)})
+
+    def to_arviz(self) -> Any:
+        """ArviZ's InferenceData (a DataTree since ArviZ 1): variables (chain, draw, observation) by name."""
+        arviz, xarray = (optional(name, "ArviZ") for name in ("arviz", "xarray"))
+        coords = {"chain": [0], "draw": np.arange(self.theta.shape[1]), "observation": _labels(self.observations)}
+        values = {
+            name: (("chain", "draw", "observation"), self.theta[None, :, :, k].swapaxes(1, 2))
+            for k, name in enumerate(self.names)
+        }
+        checks = {"p_value": ("observation", self.p_values), "out_of_range": ("observation", self.out_of_range)}
+        groups = {
+            "posterior": xarray.Dataset(values, coords),
+            "constant_data": xarray.Dataset(checks, {"observation": coords["observation"]}),
+        }
+        return arviz.InferenceData(**groups) if hasattr(arviz, "InferenceData") else xarray.DataTree.from_dict(groups)
+
+
+def _labels(observations: Sequence[str]) -> Array:
+    """Labels as whole numbers where all of them are."""
+    whole = all(label.lstrip("-").isdigit() for label in observations)
+    return np.array([int(label) for label in observations]) if whole else np.array(observations, dtype=object)
+
+
+def _variable(name: str) -> str:
+    """A name that a netCDF file accepts: a slash would begin a group."""
+    return name.replace("/", "_")

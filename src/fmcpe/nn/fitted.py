@@ -1,0 +1,25 @@
+"""What closed-form fits have in common: tensors that belong to a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Fitted(nn.Module):
+    """Fitted tensors, as buffers in single precision."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.to(torch.float32))
+
+    @classmethod
+    def empty(cls, **shapes: int | tuple[int, ...]) -> Self:
+        """Tensors of these shapes, their numbers still to be loaded."""
+        return cls(**{name: torch.zeros(shape) for name, shape in shapes.items()})

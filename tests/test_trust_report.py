@@ -1,0 +1,129 @@
+"""The trust report: every section, every number in JSON, no script and no request; opened in a real browser if there is one."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from conftest import PRIOR, observe, simulate
+
+import fmcpe
+from fmcpe import FMCPE, Stack, candidates, diagnostics
+from fmcpe.diagnostics.report.sections import SECTIONS
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Ids, links and elements of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.targets, self.tags, self.unlabelled = [], [], set(), 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.add(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        self.targets += [found["href"][1:]] if found.get("href", "").startswith("#") else []
+        self.unlabelled += tag == "svg" and not found.get("aria-label")
+
+
+@pytest.fixture(scope="module")
+def written(posteriors, tmp_path_factory):
+    """The report of a loaded posterior, with three observations, one of them far from all pairs."""
+    folder = tmp_path_factory.mktemp("report")
+    posterior = fmcpe.load(posteriors("default").save(folder / "a.fmcpe"))
+    torch.manual_seed(3)
+    x = observe(torch.tensor([[0.0, 0.5], [1.0, 0.2], [-1.0, 0.8]]))
+    x[2] += 1000
+    return posterior, posterior.report(folder / "report.html", x)
+
+
+def test_every_section_is_there_and_nothing_is_fetched(written):
+    text = written[1].read_text()
+    page = Page(text)
+    assert {key for key, _, _ in SECTIONS} <= set(page.ids) and "verdict" in page.ids
+    assert set(page.targets) <= set(page.ids) and len(set(page.ids)) == len(page.ids)
+    assert "script" not in page.tags and not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    assert "svg" in page.tags and page.unlabelled == 0
+    assert written[1].stat().st_size < 2_000_000
+
+
+def test_numbers_beside_the_page(written):
+    posterior, path = written
+    found = json.loads(path.with_suffix(".json").read_text(), parse_constant=pytest.fail)
+    assert found["candidates"]["weights"] == posterior.weights
+    assert found["verdict"]["light"] in ("green", "amber", "red") and len(found["verdict"]["lines"]) == 3
+    assert [p["name"] for p in found["parameters"]] == found["names"]
+    assert found["observations"]["pairs"][2] < 1e-3 < found["observations"]["pairs"][0]
+    low, middle, high = torch.tensor(found["observations"]["quantiles_5_50_95"])
+    assert bool((low < middle).all()) and bool((middle < high).all())
+    assert len(found["coverage"]["levels"]) == len(found["coverage"][found["names"][0]])
+
+
+def test_a_learning_curve_is_drawn(posteriors, base, pairs, tmp_path):
+    stack = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()], folds=3, repeats=1)
+    curve = diagnostics.learning_curve(FMCPE(base, simulate), *pairs, repeats=2, fractions=(0.5, 1), recipe=stack)
+    path = posteriors("default").report(tmp_path / "report.html", learning_curve=curve)
+    found = json.loads(path.with_suffix(".json").read_text())["learning_curve"]
+    assert found["sizes"] == [15, 30] and found["doubled"]["num_pairs"] == 60
+    assert "is expected to lower the score" in path.read_text()
+
+
+def test_promises_of_intervals_are_shown(written, tmp_path):
+    posterior = fmcpe.load(written[0].save(tmp_path / "a.fmcpe"))
+    torch.manual_seed(4)
+    theta = PRIOR.sample((12,))
+    posterior.conformalize(theta, observe(theta))
+    path = posterior.report(tmp_path / "report.html")
+    found = json.loads(path.with_suffix(".json").read_text())["conformal"]
+    assert [row["level"] for row in found] == [0.5, 0.8, 0.9]  # twelve pairs cannot promise 95 %
+    assert all(row["coverage_5"] < row["guaranteed"] == row["level"] for row in found)
+    assert "12 held-out pairs are exchangeable" in path.read_text()
+
+
+def test_a_method_without_held_out_draws_says_so(posteriors, tmp_path):
+    path = posteriors("joint").report(tmp_path / "paper.html")
+    found = json.loads(path.with_suffix(".json").read_text())
+    assert found["verdict"]["light"] == "grey" and "keeps no draws for held-out pairs" in path.read_text()
+
+
+def test_notebooks_show_the_short_form(posteriors):
+    posterior = posteriors("default")
+    text = posterior._repr_html_()
+    assert all(name in text for name in posterior.weights) and 'id="verdict"' in text and "<style" not in text
+    assert "Not checked" in posteriors("joint")._repr_html_()
+
+
+def test_wrong_names_are_refused(posteriors, tmp_path):
+    posterior = posteriors("default")
+    with pytest.raises(ValueError, match=r"ends in .html.*posterior.report"):
+        posterior.report(tmp_path / "report.pdf")
+    with pytest.raises(FileNotFoundError, match="Create it first"):
+        posterior.report(tmp_path / "missing" / "report.html")
+    with pytest.raises(ValueError, match="shape"):
+        posterior.report(tmp_path / "report.html", torch.zeros(2, 7))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_in_a_browser_without_errors_or_requests(written, tmp_path):
+    log = tmp_path / "net.json"
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+        "--disable-sync", "--no-first-run", "--disable-default-apps", "--enable-logging=stderr", "--log-level=0",
+        f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", "--dump-dom",
+    ]  # fmt: skip
+    ran = subprocess.run(
+        [BROWSER, *options, written[1].as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert {key for key, _, _ in SECTIONS} <= set(Page(ran.stdout).ids)
+    assert "CONSOLE" not in ran.stderr
+    # the page's own requests have it as initiator; a browser's housekeeping has none
+    asked = re.findall(r'"initiator":"file://[^"]*"[^{}]*"url":"([^"]+)"', log.read_text()) if log.exists() else []
+    assert not [url for url in asked if not url.startswith(("file:", "data:"))]
