@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from sbi.inference.posteriors import VectorFieldPosterior
@@ -46,7 +47,7 @@ class VectorFieldBase(BasePosterior):
         steps = steps or (5 if isinstance(self.estimator, FlowMatchingEstimator) else 16)
         # noise is at t_max, θ at t_min
         self.solver = Solver("rk4", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
-        self._field = _without_embedding(self.estimator)
+        self._field: Any = _without_embedding(self.estimator)
         self._summarised: BasePosterior | None = None
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 

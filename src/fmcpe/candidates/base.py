@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -212,11 +213,11 @@ def log_probs_of_sources(
     """Log density of members on one base posterior at what `pull` gave each; it is asked about `rows` θ at a time."""
     fresh: list[tuple[Tensor, Tensor]] = []
 
-    def components(k: int) -> tuple[Tensor, Tensor]:
+    def component(k: int) -> tuple[Tensor, Tensor]:
         fresh.extend([] if fresh else _components(members, y))
         return fresh[k]
 
-    mixtures = [member._last(y, lambda k=k: components(k)) for k, member in enumerate(members)]
+    mixtures = [member._last(y, partial(component, k)) for k, member in enumerate(members)]
     base, space, sizes = members[0].base, members[0].space, [x.shape[1] for x, _ in mixtures]
     at_once = max(1, rows // max(1, z0[0].shape[1] * max(sizes)))
     found: list[list[Tensor]] = [[] for _ in members]

@@ -1,11 +1,12 @@
 """Can the answer be believed? Diagnostics on held-out real pairs.
 
-`calibration`, `misspecification`, `suspects`, `span` and `suggest` need a fitted posterior alone, also one from a file; `sbc` and
-`coverage` take new pairs; `learning_curve` refits. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the
+`calibration`, `misspecification`, `suspects`, `span` and `suggest` need a fitted posterior alone, also one from a file; `sbc`,
+`coverage` and `compare` take new pairs; `learning_curve` refits. Plots are in `fmcpe.diagnostics.plots`, a separate import so that the
 diagnostics do not load matplotlib.
 """
 
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc, sbc_of_draws
+from fmcpe.diagnostics.compare import Comparison, compare
 from fmcpe.diagnostics.conformal import Intervals
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
 from fmcpe.diagnostics.cv_plus import CVPlus
@@ -14,6 +15,7 @@ from fmcpe.diagnostics.draws import central_coverage, ranks
 from fmcpe.diagnostics.learning_curve import Forecast, LearningCurve, learning_curve
 from fmcpe.diagnostics.misspecification import MisspecificationResult, ParameterShift, misspecification
 from fmcpe.diagnostics.pit import PITResult, pit_of_draws
+from fmcpe.diagnostics.predictive import PredictiveCheck, predictive
 from fmcpe.diagnostics.suggest import design_weights, suggest
 from fmcpe.diagnostics.suspects import Suspect, suspects
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
@@ -22,6 +24,7 @@ from fmcpe.span import Gap, JointSpan, Span
 __all__ = [
     "CVPlus",
     "CalibrationResult",
+    "Comparison",
     "ConditionalTest",
     "CoverageResult",
     "Forecast",
@@ -33,11 +36,13 @@ __all__ = [
     "MisspecificationResult",
     "PITResult",
     "ParameterShift",
+    "PredictiveCheck",
     "SBCResult",
     "Span",
     "Suspect",
     "calibration",
     "central_coverage",
+    "compare",
     "conditional_test",
     "coverage",
     "design_weights",
@@ -46,11 +51,9 @@ __all__ = [
     "marginal_test",
     "misspecification",
     "pit_of_draws",
-    "ranks",
+    "predictive",
     "ranks",
     "sbc",
-    "sbc",
-    "sbc_of_draws",
     "sbc_of_draws",
     "span",
     "suggest",
