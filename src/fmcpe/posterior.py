@@ -28,6 +28,7 @@ from fmcpe._names import default_names, in_order
 from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
+from fmcpe.export import Exports
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
 
 
-class CorrectedPosterior(NeuralPosterior):
+class CorrectedPosterior(Exports, NeuralPosterior):
     """p(θ | y), as learned by `FMCPE.fit` or by a baseline. Every sbi tool that takes a posterior takes this one.
 
     Args:
