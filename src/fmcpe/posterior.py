@@ -208,7 +208,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         if unlike.any():
             warnings.warn(
                 f"Expected observations like the calibration pairs, got {int(unlike.sum())} of {len(y)} that are not "
-                "(adjusted p < 0.001): their answer moves to the prior. See posterior.check(x).",
+                "(adjusted p < 0.001): their answer moves towards the prior. posterior.check(x) says how far.",
                 FMCPEWarning,
                 stacklevel=3,
             )
@@ -340,10 +340,13 @@ class CorrectedPosterior(Exports, NeuralPosterior):
 
         theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
-        used = set(self.record.fingerprints) & set(fingerprints(theta, y))
+        used = len(set(self.record.fingerprints) & set(fingerprints(theta, y)))
+        if not used and self.held_out is not None:
+            seen = self.shared.base.summarised().summarise(y.to(self._device)).flatten(1)
+            used = int(self.held_out.near(theta.to(self._device), seen).sum())
         if used:
             raise ValueError(
-                f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
+                f"Expected pairs that were not used in the fit, got {used} of {len(y)} that were: their coverage promises "
                 'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
             )
         theta, y = theta.to(self._device), y.to(self._device)

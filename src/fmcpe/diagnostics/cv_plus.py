@@ -42,12 +42,11 @@ from fmcpe.diagnostics.conformal import (
     Promise,
     largest_of_each,
     median_and_width,
-    one_of_each,
     parameters,
     rank_of,
     scores_of,
 )
-from fmcpe.problem import groups_of
+from fmcpe.problem import groups_of, one_of_each
 from fmcpe.record import Record
 from fmcpe.serialization.registry import from_config, to_config
 
