@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fmcpe
-from fmcpe import FMCPE, FMCPEWarning, Paper, baselines, metrics, tasks
+from fmcpe import FMCPE, FMCPEWarning, Paper, Stack, baselines, metrics, tasks
 
 pytestmark = pytest.mark.slow
 
