@@ -102,7 +102,6 @@ class FMCPE:
     def _bank(self) -> int:
         return self.recipe.num_statistics if isinstance(self.recipe, Paper) else BANK
 
-    @torch.enable_grad()  # BayesFlow switches gradients off for the whole process
     def fit(
         self,
         theta: Any,

@@ -20,6 +20,7 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.bayesflow import from_bayesflow, is_bayesflow
 from fmcpe.base_posteriors.other_sbi import other_base
 from fmcpe.base_posteriors.vector_field import VectorFieldBase
 from fmcpe.nn.embeddings import has_weights
@@ -211,6 +212,8 @@ def as_base_posterior(
         return VectorFieldBase(posterior, prior)
     if isinstance(posterior, EnsemblePosterior):
         return EnsembleBase([as_base_posterior(p, prior) for p in posterior.posteriors], posterior.weights.clone())
+    if is_bayesflow(posterior):
+        return from_bayesflow(posterior, prior)
     if isinstance(posterior, NeuralPosterior):
         found = other_base(posterior, prior)
         if found is not None:

@@ -85,6 +85,10 @@ class VectorFieldBase(BasePosterior):
         base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
         return base.log_prob(state[:, :-1]).sum(-1) + state[:, -1]
 
+    def with_estimator(self, estimator: nn.Module) -> VectorFieldBase:
+        """The same posterior with another network."""
+        return VectorFieldBase(VectorFieldPosterior(estimator, self.posterior.prior), self.prior, self.solver.steps)
+
     @property
     def embedding(self) -> nn.Module | None:
         net = self.estimator.embedding_net
