@@ -117,9 +117,9 @@ def suspects(
     found = []
     for j in p.min(1).values.argsort().tolist():
         if adjusted[j] < level:
-            i = int(worst[j])
-            values = (float(each[j, i]) for each in (held_out.theta, low, high))
-            found.append(Suspect(j, *p[j].tolist(), int(partner[j]), names[i], *values))
+            i, (by_theta, by_data, by_swap) = int(worst[j]), p[j].tolist()
+            value, least, most = (float(part[j, i]) for part in (held_out.theta, low, high))
+            found.append(Suspect(j, by_theta, by_data, by_swap, int(partner[j]), names[i], value, least, most))
     return found if refit is None else [replace(each, gain=_gain(held_out, truth, each.pair, refit)) for each in found]
 
 
