@@ -3,7 +3,8 @@
     python benchmarks/calibration.py docs/results/trust/calibration.csv
 
 Two parameters; the second is wrong. "alarm": the verdict calls the posterior miscalibrated; "right": it names what is wrong
-about the second parameter, and nothing about the first; "band": a PIT-ECDF leaves its simultaneous band. Per cent of 200 repeats.
+about the second parameter, and nothing about the first; "band": a PIT-ECDF leaves its simultaneous band. Per cent
+of 200 repeats.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/robustness.py docs/results/trust/robustness.csv
 
 "error" is the root mean square error of the posterior mean on 300 new pairs, in prior standard deviations of z; "energy" the
-energy score; "clean" that of fits to the same calibration sets without the fault. The recipe is the default one; the base
-posterior is trained once for each problem.
+energy score; "clean" that of fits to the same calibration sets without the fault. "found": repeats in which `suspects` names
+the faulty pairs; "false": other pairs that it names, per fit. The recipe is the default one; the base posterior is trained once
+for each problem.
 """
 
 from __future__ import annotations
@@ -22,15 +23,28 @@ from suspects import PAIRS, base_of, faulty
 import fmcpe
 from fmcpe import FMCPE, Stack
 from fmcpe._random import derive
+from fmcpe.diagnostics import suspects
 from fmcpe.spaces import ParameterSpace
 
 PROBLEMS = ("gaussian", "zoo/heat-gain-offset", "zoo/g-and-k-saturation")
 FAULTS = ("clean", "y x 10", "flip", "swap")
-FIELDS = ("problem", "fault", "repeats", "error", "clean error", "increase", "energy", "clean energy", "ratio")
+FIELDS = (
+    "problem",
+    "fault",
+    "repeats",
+    "error",
+    "clean error",
+    "increase",
+    "energy",
+    "clean energy",
+    "ratio",
+    "found",
+    "false",
+)
 
 
 def measure(name, recipe, faults, repeats):
-    """Errors and energy scores by fault, each (repeats, 2), with the weights."""
+    """Error, energy score, whether the fault was found, and false alarms, by fault, each (repeats, 4)."""
     task, base = base_of(name)
     space = ParameterSpace.of(task.prior)
     theta_test, y_test = task.test_set(300, 0)
@@ -40,16 +54,18 @@ def measure(name, recipe, faults, repeats):
         for repeat in range(repeats):
             theta, y = task.calibration_set(PAIRS, 1000 + repeat)
             generator = torch.Generator().manual_seed(derive(repeat, fault))
-            theta, y, _ = faulty(theta, y, space.to_z_safely(theta), fault, generator)
+            theta, y, wrong = faulty(theta, y, space.to_z_safely(theta), fault, generator)
             posterior = FMCPE(base, task.simulator, task.prior, recipe=recipe).fit(
                 theta, y, seed=repeat, show_progress_bars=False
             )
             draws = posterior.sample_batched((64,), x=y_test, seed=0, show_progress_bars=False)
             z = space.to_z_safely(draws.flatten(0, 1)).reshape(draws.shape)
             error = float((z.mean(0) - truth).square().mean().sqrt())
-            found.setdefault(fault, []).append((error, fmcpe.metrics.energy_score(z, truth)))
+            named = {each.pair for each in suspects(posterior)}
+            hit, false = bool(wrong) and set(wrong) <= named, len(named - set(wrong))
+            found.setdefault(fault, []).append((error, fmcpe.metrics.energy_score(z, truth), hit, false))
             weights = {k: round(v, 2) for k, v in posterior.weights.items() if v > 0}
-            print(name, fault, repeat, f"{error:.3f} {found[fault][-1][1]:.3f}", weights, file=sys.stderr, flush=True)
+            print(name, fault, repeat, *(f"{v:.3f}" for v in found[fault][-1]), weights, file=sys.stderr, flush=True)
     return {fault: np.array(rows) for fault, rows in found.items()}
 
 
@@ -66,15 +82,15 @@ def main():
     for name in options.problem:
         found = measure(name, Stack(), FAULTS, options.repeats)
         clean = found["clean"].mean(0)
-        for fault in FAULTS[1:]:
-            error, energy = found[fault].mean(0)
-            numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1])
+        for fault in FAULTS:
+            error, energy, hit, false = found[fault].mean(0)
+            numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
             rows.append((name, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     with options.csv.open("w", newline="") as file:
         csv.writer(file).writerows([FIELDS, *rows])
     for row in (FIELDS, *rows):
-        print("  ".join(f"{cell!s:>22s}" for cell in row))
+        print("  ".join(f"{cell!s:>12s}" for cell in row))
 
 
 if __name__ == "__main__":
