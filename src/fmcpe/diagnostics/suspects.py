@@ -106,11 +106,11 @@ def suspects(
         >>> from fmcpe import diagnostics
         >>> diagnostics.suspects(posterior)
         []
-        >>> swapped = theta_cal.clone()
-        >>> swapped[0] = theta_cal[0] + 8  # a typing error
-        >>> posterior = fmcpe.FMCPE(base, simulator, recipe=fast).fit(swapped, y_cal, seed=0)
-        >>> [found.pair for found in diagnostics.suspects(posterior)]
-        [0]
+        >>> wrong = theta_cal.clone()
+        >>> wrong[0] = theta_cal[0] + 8  # a typing error
+        >>> posterior = fmcpe.FMCPE(base, simulator, recipe=fast).fit(wrong, y_cal, seed=0)
+        >>> diagnostics.suspects(posterior)[0].pair
+        0
     """
     held_out, truth, names = held_out_of(posterior)
     if len(truth) < 8:
