@@ -1,12 +1,18 @@
 """Split conformal intervals: the promise is kept for biased and over-confident posteriors, in the law that theory gives."""
 
+import ast
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import PRIOR, observe
+from safetensors import safe_open
+from safetensors.torch import save_file
 from scipy import stats
 
 import fmcpe
-from fmcpe.diagnostics.conformal import SplitConformal, median_and_width
+from fmcpe.diagnostics.conformal import SplitConformal, median_and_width, physical, scores_of
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +89,45 @@ def test_pairs_of_the_fit_are_refused(posteriors, pairs):
         posterior.conformalize(*pairs)
     with pytest.raises(ValueError, match="conformalize"):
         posterior.interval(0.9, x=pairs[1][0])
+
+
+def test_files_of_format_5_still_load(posteriors, tmp_path):
+    """They hold the scores under another name, and no kind."""
+    posterior = posteriors("npe").conformalize(*drawn(40))
+    path, y = posterior.save(tmp_path / "a.fmcpe"), drawn(1)[1][0]
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        says = json.loads(file.metadata()["fmcpe"])
+    tensors["conformal"] = tensors.pop("conformal.scores")
+    says |= {"format": 5, "conformal": {"num_samples": says["conformal"]["num_samples"]}}
+    save_file(tensors, path, metadata={"fmcpe": json.dumps(says)})
+    assert torch.equal(fmcpe.load(path).interval(0.9, x=y).low, posterior.interval(0.9, x=y).low)
+    posterior.conformal = None
+    says["conformal"]["kind"] = "other"
+    save_file(tensors, path, metadata={"fmcpe": json.dumps(says | {"format": 6})})
+    with pytest.raises(ValueError, match="got 'other'"):
+        fmcpe.load(path)
+
+
+def test_an_end_beyond_the_limit_of_the_scores_is_the_bound(posteriors):
+    """Scores of bounded parameters are clamped, so that z = 7 has the score of z = 6 and must be inside when that is."""
+    space = posteriors("npe").space
+    low, high = physical(space, torch.tensor([[-6.1, -1.0]]), torch.tensor([[1.0, 6.0]]))
+    assert torch.allclose(torch.stack([low[0, 0], high[0, 1]]), torch.tensor([-2.0, 1.0]), atol=1e-6)
+    assert -2 < float(high[0, 0]) < 2 and 0 < float(low[0, 1]) < 1
+
+
+def test_scores_do_not_depend_on_the_batch(posteriors):
+    """RoPE's answer does: each observation is asked about alone, or scores would not be exchangeable with a new one's."""
+    theta, y = drawn(6)
+    posterior = posteriors("rope")
+    together, alone = scores_of(posterior, theta, y, 50, 0), scores_of(posterior, theta[:1], y[:1], 50, 0)
+    assert torch.equal(together[:1], alone)
+
+
+def test_the_core_imports_diagnostics_only_where_they_are_asked_for():
+    package = Path(fmcpe.__file__).parent
+    folders = [package, *(package / name for name in ("candidates", "serialization", "nn", "flows", "base_posteriors"))]
+    for file in (file for folder in folders for file in folder.glob("*.py")):
+        imports = [node.module for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)]
+        assert not any((name or "").startswith("fmcpe.diagnostics") for name in imports), file

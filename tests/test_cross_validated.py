@@ -37,6 +37,19 @@ def test_wrong_posteriors_are_named(scale, shift, says):
     assert sum(says in text and "ω0" not in text for text in verdicts) >= 95
 
 
+def test_a_parameter_that_was_never_varied_is_not_tested():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.stack([torch.randn(40, generator=generator), torch.full((40,), 0.7)], dim=1)
+    draws = torch.stack(
+        [truth[:, :1] + torch.randn(40, 64, generator=generator), torch.randn(40, 64, generator=generator)], 2
+    )
+    draws[..., 0] += torch.randn(40, 1, generator=generator)
+    found = calibration_of_draws(draws, truth, None, NAMES)
+    assert (
+        found.sbc.verdicts[1].startswith("not tested") and "A" not in found.verdict.split(":")[0] and not found.refuted
+    )
+
+
 def test_smallest_deviations_are_those_seen_in_four_of_five_repeats():
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(100, 2, generator=generator)

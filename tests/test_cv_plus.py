@@ -9,6 +9,7 @@ from torch.distributions import Independent, Normal
 
 import fmcpe
 from fmcpe import FMCPE, Stack, baselines, candidates
+from fmcpe._random import derive
 from fmcpe.diagnostics import CVPlus
 from fmcpe.diagnostics.conformal import SplitConformal, median_and_width
 from fmcpe.diagnostics.cv_plus import CVPlusConformal, guaranteed, guaranteed_for_one_set
@@ -92,6 +93,9 @@ def test_the_interval_contains_every_value_that_few_pairs_exclude():
     low, high = (getattr(found.intervals(whole, new, 0.8, False, 0), end) for end in ("low", "high"))
     grid, rank = torch.linspace(-6, 6, 2401), math.ceil(0.8 * 26)
     median, width = found.answers(new, 0)
+    for j, k in enumerate(found.folds.tolist()):  # each pair asks the model that has not seen it
+        own = median_and_width(found.models[k], new, 200, derive(0, "new observations", k))
+        assert torch.equal(median[j], own[0]) and torch.equal(width[j], own[1])
     z = whole.space.to_z_safely(grid[:, None].expand(-1, 2))  # (G, p)
     scores = (z[:, None, None] - median).abs() / width  # (G, N, B, p)
     excluded = (scores > found.scores[:, None]).sum(1)  # (G, B, p)
@@ -150,6 +154,14 @@ def test_paired_simulations_and_weights_go_to_the_folds(base, pairs):
     assert fitted.interval(0.5, x=y[0]).low.shape == (2,)
 
 
+def test_few_pairs_are_folds_of_one():
+    """9 pairs are enough for 90 % intervals, as 5 of them in 5 folds would not be."""
+    torch.manual_seed(0)
+    model, (theta, y) = regressed(*drawn(100)), drawn(9)
+    found = CVPlus(num_samples=50).calibrate(lambda rows, _: model, theta, y, 0)
+    assert sorted(found.folds.tolist()) == list(range(9)) and found.intervals(model, y, 0.9, False, 0).num_pairs == 9
+
+
 def test_guarantees():
     assert guaranteed(0.9, 50) == pytest.approx(0.6) and guaranteed(0.9, 2) == 0
     assert guaranteed_for_one_set(0.95, 2000, 5) == pytest.approx(0.9 - math.sqrt(2 * math.log(100) / 400))
@@ -161,7 +173,7 @@ def test_what_makes_no_sense_is_refused(base, pairs, with_cv_plus):
         method.fit(*pairs, conformal="split")
     with pytest.raises(ValueError, match=r"at least 5 pairs with different θ for CV\+ with 5 folds, got 4"):
         method.fit(*(rows[:4] for rows in pairs), conformal="cv+")
-    with pytest.raises(ValueError, match=r"at least 99 pairs in the folds .* got 28"):
+    with pytest.raises(ValueError, match=r"at least 99 pairs in folds of equal size .* got 28"):
         with_cv_plus.interval(0.99, x=pairs[1][0])
     for level in (0.0, 1.0, 90, float("nan"), "0.9"):
         with pytest.raises(ValueError, match="level between 0 and 1"):

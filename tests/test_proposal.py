@@ -3,11 +3,13 @@
 import pytest
 import torch
 from conftest import PRIOR, TINY, simulate
-from sbi.inference import FMPE, NLE, NPE, NPSE
-from sbi.inference.posteriors import EnsemblePosterior
+from sbi.inference import FMPE, NLE, NPE, NPE_A, NPSE, NRE
+from sbi.inference.posteriors import EnsemblePosterior, MCMCPosterior
+from sbi.neural_nets import posterior_flow_nn
 from torch.distributions import MultivariateNormal
 
 from fmcpe import FMCPE, as_base_posterior
+from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import CallableBase, DensityBase, EnsembleBase, VectorFieldBase
 
 X = torch.tensor([[0.5, 2.0, 1.0], [-1.0, 0.5, -0.8]])
@@ -34,7 +36,9 @@ def trained(simulations, tmp_path_factory):
                     "npe": lambda: NPE(PRIOR, density_estimator="maf", show_progress_bars=False),
                     "fmpe": lambda: FMPE(PRIOR, show_progress_bars=False),
                     "npse": lambda: NPSE(PRIOR, show_progress_bars=False),
+                    "npe_a": lambda: NPE_A(PRIOR, show_progress_bars=False),
                     "nle": lambda: NLE(PRIOR, show_progress_bars=False),
+                    "nre": lambda: NRE(PRIOR, show_progress_bars=False),
                 }[name]()
                 trainer.append_simulations(*simulations).train(max_num_epochs=30)
                 made[name] = trainer.build_posterior()
@@ -43,7 +47,7 @@ def trained(simulations, tmp_path_factory):
     return get
 
 
-@pytest.fixture(params=["npe", "ensemble", "fmpe", "npse", "train_npe"])
+@pytest.fixture(params=["npe", "npe_a", "ensemble", "fmpe", "npse", "nle", "nre", "train_npe"])
 def proposal(request, trained, base):
     if request.param == "train_npe":
         return as_base_posterior(base)
@@ -87,14 +91,57 @@ def test_out_of_distribution_ends_at_the_edge(trained):
     assert float(((theta == box.low) | (theta == box.high)).any(1).float().mean()) > 0.5
 
 
-def test_vector_fields_agree_with_sbi(trained):
-    """Our fixed-step density of an FMPE posterior is sbi's adaptive one."""
-    posterior = trained("fmpe")
+@pytest.mark.parametrize("name", ["fmpe", "npse"])
+def test_vector_fields_agree_with_sbi(trained, name):
+    """Our fixed-step density of an FMPE or NPSE posterior is sbi's adaptive one."""
+    posterior = trained(name)
     theta = torch.tensor([[0.5, 0.5], [0.2, 0.4], [0.9, 0.55]])
     ours = as_base_posterior(posterior).log_prob(theta[None], X[:1])[0]
     leak = as_base_posterior(posterior).log_acceptance(X[:1])
     theirs = posterior.log_prob(theta, x=X[0])
     assert torch.allclose(ours + leak, theirs, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["fmpe", "npse"])
+def test_few_steps_draw_what_many_draw(trained, name):
+    """From the same noise, within 0.02 posterior standard deviations on average."""
+    few, many = as_base_posterior(trained(name)), VectorFieldBase(trained(name), steps=200)
+    x = torch.cat([X, 0.5 * X])
+    with torch.no_grad(), seeded(0):
+        theta = few._draw(x, 100)
+    with torch.no_grad(), seeded(0):
+        exact = many._draw(x, 100)
+    assert float(((theta - exact).abs() / exact.std(1, keepdim=True)).mean()) < 0.02
+
+
+def test_gradients_of_a_vector_fields_density(trained):
+    base = as_base_posterior(trained("fmpe"))
+    theta = torch.tensor([[[0.4, 0.5]]], requires_grad=True)
+    base._log_density(theta, X[:1]).sum().backward()
+    step = torch.tensor([[[1e-2, 0.0]]])
+    with torch.no_grad():
+        slope = (base._log_density(theta + step, X[:1]) - base._log_density(theta - step, X[:1])) / 2e-2
+    assert torch.allclose(theta.grad[0, 0, 0], slope[0, 0], rtol=0.02, atol=0.02)
+
+
+def test_vector_fields_embed_x_once(simulations, tmp_path, monkeypatch):
+    """A summary network runs once per x, and the posterior as a function of its summary is the same."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    built = posterior_flow_nn(embedding_net=net)
+    trainer = FMPE(PRIOR, vf_estimator=built, show_progress_bars=False)
+    trainer.append_simulations(*simulations).train(max_num_epochs=2)
+    raw, seen = as_base_posterior(trainer.build_posterior()), []
+    handle = raw.embedding.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    with torch.no_grad(), seeded(0):
+        theta = raw._draw(X, 50)
+    handle.remove()
+    assert seen == [2]
+    short = raw.summarised()
+    assert short is raw.summarised() and short.x_shape == (2,)
+    with torch.no_grad(), seeded(0):
+        assert torch.allclose(short._draw(short.summarise(X), 50), theta, atol=1e-5)
 
 
 def test_the_ensemble_is_the_weighted_mixture(trained, base):
@@ -133,8 +180,9 @@ def test_what_cannot_be_adapted_is_refused(trained):
         as_base_posterior(lambda x: x)
     with pytest.raises(TypeError, match="train_npe"):
         as_base_posterior("posterior")
-    with pytest.raises(TypeError, match="MCMC"):
-        as_base_posterior(trained("nle"))
+    custom = MCMCPosterior(lambda theta, x: -theta.square().sum(1), PRIOR)
+    with pytest.raises(TypeError, match="Pass a function"):
+        as_base_posterior(custom)
     with pytest.raises(ValueError, match="one θ per row"):
         as_base_posterior(lambda x: x[:1], prior=PRIOR).sample(X, 1)
 

@@ -114,7 +114,7 @@ def test_suggestions_of_a_loaded_posterior(base, pairs, tmp_path):
     with seeded(0):
         y = torch.cat([pairs[1], observe(found)])
     again = method.fit(theta, y, weights=design_weights(posterior, theta), seed=0, show_progress_bars=False)
-    assert again.report.num_pairs == 36
+    assert again.record.num_pairs == 36
 
 
 def test_what_is_refused():

@@ -52,6 +52,17 @@ def test_clean_pairs_are_rarely_named():
     assert sum(len(suspects(posterior)) for posterior in fits) <= 20
 
 
+def test_rows_are_those_given_to_fit():
+    """Although some pairs were left out, because the simulator fails there."""
+    with seeded(2):
+        theta, y = exact()
+        y[7] *= -10
+        posterior = fitted(theta, y)
+    assert 7 in named(posterior)
+    posterior.held_out = replace(posterior.held_out, rows=torch.arange(30) + 5)
+    assert 12 in named(posterior) and 7 not in named(posterior)
+
+
 def test_faults_are_found():
     """In 90 of 100 repeats: a y ten times as large and a flipped sign, of θ a prior standard deviation from its mean, and two
     swapped rows that are one apart.

@@ -80,9 +80,13 @@ def test_promises_of_intervals_are_shown(written, tmp_path):
     torch.manual_seed(4)
     theta = PRIOR.sample((12,))
     posterior.conformalize(theta, observe(theta))
-    path = posterior.report(tmp_path / "report.html")
-    found = json.loads(path.with_suffix(".json").read_text())["conformal"]
-    assert [row["level"] for row in found] == [0.5, 0.8, 0.9]  # twelve pairs cannot promise 95 %
+    y = observe(torch.tensor([[0.0, 0.5], [1.0, 0.2]]))
+    path = posterior.report(tmp_path / "report.html", y)
+    everything = json.loads(path.with_suffix(".json").read_text())
+    shown = torch.tensor(everything["observations"]["intervals_90"])
+    assert torch.allclose(shown[0], posterior.interval(0.9, x=y).low, atol=1e-5)
+    found = everything["conformal"]
+    assert [row["level"] for row in found] == [0.5, 0.5, 0.8, 0.8, 0.9, 0.9]  # twelve pairs cannot promise 95 %
     assert all(row["coverage_5"] < row["guaranteed"] == row["level"] for row in found)
     assert "12 held-out pairs are exchangeable" in path.read_text()
 

@@ -166,11 +166,17 @@ class FMCPE:
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
                     names=tuple(given), data_names=data_names,
                 )  # fmt: skip
-                return CorrectedPosterior(inner, shared, y.shape[1:], record)
+                return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
         record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
         record = replace(record, names=tuple(given), data_names=data_names)
-        return CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, HeldOut.of(fitted, problem))
+        held_out = HeldOut.of(fitted, problem)
+        return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
+
+    def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
+        """The posterior keeps the simulator for predictive checks."""
+        posterior.simulator = self.simulator
+        return posterior
 
     @staticmethod
     def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:

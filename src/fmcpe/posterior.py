@@ -28,6 +28,7 @@ from fmcpe._names import default_names, in_order
 from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
+from fmcpe.export import Exports
 from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
 
 
-class CorrectedPosterior(NeuralPosterior):
+class CorrectedPosterior(Exports, NeuralPosterior):
     """p(θ | y), as learned by `FMCPE.fit` or by a baseline. Every sbi tool that takes a posterior takes this one.
 
     Args:
@@ -207,7 +208,7 @@ class CorrectedPosterior(NeuralPosterior):
         if unlike.any():
             warnings.warn(
                 f"Expected observations like the calibration pairs, got {int(unlike.sum())} of {len(y)} that are not "
-                "(adjusted p < 0.001): their answer moves to the prior. See posterior.check(x).",
+                "(adjusted p < 0.001): their answer moves towards the prior. posterior.check(x) says how far.",
                 FMCPEWarning,
                 stacklevel=3,
             )
@@ -339,10 +340,13 @@ class CorrectedPosterior(NeuralPosterior):
 
         theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
         theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
-        used = set(self.record.fingerprints) & set(fingerprints(theta, y))
+        used = len(set(self.record.fingerprints) & set(fingerprints(theta, y)))
+        if not used and self.held_out is not None:
+            seen = self.shared.base.summarised().summarise(y.to(self._device)).flatten(1)
+            used = int(self.held_out.near(theta.to(self._device), seen).sum())
         if used:
             raise ValueError(
-                f"Expected pairs that were not used in the fit, got {len(used)} of {len(y)} that were: their coverage promises "
+                f"Expected pairs that were not used in the fit, got {used} of {len(y)} that were: their coverage promises "
                 'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
             )
         theta, y = theta.to(self._device), y.to(self._device)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._progress import Progress
+from fmcpe._random import derive, seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.spaces import ParameterSpace
@@ -159,6 +161,15 @@ def groups_of(theta: Tensor) -> tuple[Tensor, int]:
     """Repeated measurements at one θ form a group: the group of each row, (N,), and the number of groups."""
     groups = torch.unique(theta, dim=0, return_inverse=True)[1]
     return groups, int(groups.max()) + 1
+
+
+def one_of_each(theta: Tensor, seed: int | None) -> Tensor:
+    """Rows of pairs with different θ; of several with the same θ, one at random."""
+    with seeded(derive(seed, "one of each")):
+        order = torch.randperm(len(theta), device=theta.device)
+    groups = groups_of(theta)[0][order].cpu().numpy()
+    first = np.unique(groups, return_index=True)[1]
+    return order[torch.as_tensor(first, device=theta.device)]
 
 
 def split_pairs(theta: Tensor, folds: int, repeats: int) -> Tensor:

@@ -27,6 +27,7 @@ class HeldOut:
         seen: The base posterior's summaries of y, (N, f); y itself where it has none.
         simulated: The same of simulations from the prior, (M, f); None without a simulator.
         at_pairs: The same of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
+        rows: Which of the pairs given to `fit` these are, (N,), where some were left out; None if all are here.
     """
 
     theta: Tensor
@@ -35,6 +36,7 @@ class HeldOut:
     seen: Tensor
     simulated: Tensor | None
     at_pairs: Tensor | None = None
+    rows: Tensor | None = None
 
     @classmethod
     def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
@@ -43,7 +45,15 @@ class HeldOut:
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
         at_pairs = None if problem.x is None else problem.x[:, : max(1, numbers // problem.seen.numel())].flatten(2)
-        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs)
+        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs, problem.rows)
+
+    def near(self, theta: Tensor, seen: Tensor, tolerance: float = 1e-3) -> Tensor:
+        """Whether pairs, θ (B, p) and summaries (B, f), are pairs of the fit within rounding, (B,)."""
+        scale = [each.std(0).clamp_min(1e-12) for each in (self.theta, self.seen)]
+        mine, asked = (
+            torch.cat([a / scale[0], b / scale[1]], dim=1) for a, b in ((self.theta, self.seen), (theta, seen))
+        )
+        return (torch.cdist(asked, mine, p=torch.inf) < tolerance).any(1)
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
@@ -52,7 +62,7 @@ class HeldOut:
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
         """From those of a file."""
-        optional = (kept.get(name) for name in ("simulated", "at_pairs"))
+        optional = (kept.get(name) for name in ("simulated", "at_pairs", "rows"))
         return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], *optional)
 
 

@@ -55,7 +55,7 @@ def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int,
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
-        member.components = max(8, member.components // len(members))
+        member.components = max(4, member.components // len(members))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
     for repeat, parts in enumerate(unseen):

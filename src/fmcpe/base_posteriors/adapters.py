@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from sbi.inference.posteriors import DirectPosterior, EnsemblePosterior, VectorFieldPosterior
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
+from sbi.inference.posteriors.filtered_direct_posterior import FilteredDirectPosterior
+from sbi.inference.posteriors.npe_a_posterior import NPE_A_Posterior
 from sbi.neural_nets.estimators import ZukoFlow
 from sbi.neural_nets.estimators.base import ConditionalEstimator
 from sbi.utils.sbiutils import CallableTransform, ImproperEmpirical
@@ -18,7 +20,9 @@ from torch.distributions import Distribution
 
 from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.flows.solvers import Solver
+from fmcpe.base_posteriors.bayesflow import from_bayesflow, is_bayesflow
+from fmcpe.base_posteriors.other_sbi import other_base
+from fmcpe.base_posteriors.vector_field import VectorFieldBase
 from fmcpe.nn.embeddings import has_weights
 from fmcpe.nn.splines import natively
 
@@ -106,37 +110,6 @@ class SummaryBase(DensityBase):
         return x
 
 
-class VectorFieldBase(BasePosterior):
-    """An sbi `VectorFieldPosterior` (FMPE, NPSE): its probability-flow ODE with a fixed number of steps."""
-
-    components = 32  # each costs an ODE and its Jacobians
-
-    def __init__(self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int = 20) -> None:
-        self.estimator = posterior.vector_field_estimator.eval()
-        # noise is at t_max, θ at t_min
-        self.solver = Solver("midpoint", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
-        super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
-
-    def _velocity(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda t, z: self.estimator.ode_fn(z, x, t.expand(z.shape[0]))
-
-    def _draw(self, x: Tensor, n: int) -> Tensor:
-        rows = x.repeat_interleave(n, dim=0)
-        noise = torch.randn(len(rows), *self.estimator.input_shape, device=x.device)
-        start = self.estimator.mean_base + self.estimator.std_base * noise
-        z = self.solver.solve(self._velocity(rows), start)
-        return (self.estimator.from_z(z) if self.estimator.compose_enabled else z).unflatten(0, (len(x), n))
-
-    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
-        z, shift = theta.flatten(0, 1), 0.0
-        if self.estimator.compose_enabled:
-            z, shift = self.estimator.to_z(z), self.estimator.log_abs_det()
-        rows = x.repeat_interleave(theta.shape[1], dim=0)
-        z0, logdet = self.solver.invert_with_logdet(self._velocity(rows), z)
-        base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
-        return (base.log_prob(z0).sum(-1) - logdet - shift).unflatten(0, theta.shape[:2])
-
-
 class EnsembleBase(BasePosterior):
     """An sbi `EnsemblePosterior`: a member is drawn by weight for each θ."""
 
@@ -209,8 +182,9 @@ def as_base_posterior(
     """Adapt a posterior to `BasePosterior`.
 
     Args:
-        posterior: An sbi `DirectPosterior`, `EnsemblePosterior` or `VectorFieldPosterior`, a `BasePosterior`, or a
-            function ``x (B, ...) -> theta (B, p)``, one draw per row.
+        posterior: Any posterior of sbi made of an estimator (NPE, FMPE, NPSE, ensembles; NLE and NRE, see
+            `fmcpe.base_posteriors.potential`), a BayesFlow approximator or workflow, a `BasePosterior`, or a function
+            ``x (B, ...) -> theta (B, p)``, one draw per row.
         prior: The prior of the simulations. A function needs it; sbi posteriors have one.
         log_prob: Log density of a function, ``(theta (B, p), x (B, ...)) -> (B,)``.
 
@@ -232,17 +206,22 @@ def as_base_posterior(
     if isinstance(posterior, BasePosterior):
         return posterior
     _refuse_other_parts_of_sbi(posterior, prior)
-    if isinstance(posterior, DirectPosterior):
+    if isinstance(posterior, DirectPosterior) and not isinstance(posterior, FilteredDirectPosterior | NPE_A_Posterior):
         return DensityBase(posterior, prior)
     if isinstance(posterior, VectorFieldPosterior):
         return VectorFieldBase(posterior, prior)
     if isinstance(posterior, EnsemblePosterior):
         return EnsembleBase([as_base_posterior(p, prior) for p in posterior.posteriors], posterior.weights.clone())
+    if is_bayesflow(posterior):
+        return from_bayesflow(posterior, prior)
     if isinstance(posterior, NeuralPosterior):
+        found = other_base(posterior, prior)
+        if found is not None:
+            return as_base_posterior(found, prior)
         raise TypeError(
-            f"Expected an amortised posterior, got a {type(posterior).__name__}, which samples one observation at a "
-            "time by MCMC, rejection or optimisation. Train one with NPE or FMPE, e.g. fmcpe.train_npe(simulator, "
-            "prior)."
+            "Expected an sbi posterior made of a posterior, likelihood or ratio estimator, got a "
+            f"{type(posterior).__name__} on a {type(posterior.potential_fn).__name__}. Pass a function instead: "
+            "FMCPE(draw, simulator, prior=...), where draw(x) returns one θ per row of x."
         )
     if callable(posterior):
         if prior is None:

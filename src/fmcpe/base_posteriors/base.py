@@ -29,12 +29,18 @@ class BasePosterior(ABC):
 
     components = 256
     """Draws of x̃ in the Monte-Carlo mixture of the corrected density."""
+    amortised = True
+    """Whether draws for many x cost little more than for one."""
     redraws = 20
     """How often a draw outside the support is repeated before it is clamped."""
+    tries = 1
+    """Draws at each of these times."""
     names: tuple[str, ...] | None = None
     """Of the parameters, where they are known."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
+    leakage_draws_in_all = 4000
+    """The same, for the x of one mixture together."""
     estimator: Any = None
     """The network, if any."""
 
@@ -82,8 +88,11 @@ class BasePosterior(ABC):
             if not bool(outside.any()):
                 break
             rows = outside.nonzero()[:, 0]
-            flat[rows] = self._draw(x[rows // n], 1)[:, 0]
-            outside[rows] = ~self._inside(flat[rows])
+            fresh = self._draw(x[rows // n], self.tries)
+            inside = self._inside(fresh.flatten(0, 1)).reshape(fresh.shape[:2])
+            # the first inside, if any
+            flat[rows] = fresh[torch.arange(len(rows), device=rows.device), inside.int().argmax(1)]
+            outside[rows] = ~inside.any(1)
         if bool(outside.any()):
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
@@ -103,7 +112,7 @@ class BasePosterior(ABC):
         if not self._may_leak():
             return torch.zeros(x.shape[0], device=x.device)
         # only the mean over the components of a mixture matters: many components need few draws each
-        draws = max(20, min(self.leakage_draws, 4000 // x.shape[0]))
+        draws = max(20, min(self.leakage_draws, self.leakage_draws_in_all // x.shape[0]))
         parts = x.split(max(1, 2_000_000 // (draws * max(1, x[0].numel()))))  # bounds memory
         inside = [
             self._inside(self._draw(part, draws).flatten(0, 1)).float().reshape(len(part), draws).mean(1)

@@ -130,15 +130,16 @@ def _by_observation(results: Results, experiment: str, task: str, method: str, s
 
 def corners(results: Results, task: str, size: int, methods: Sequence[str]) -> Figure | None:
     """Corner plot of several methods for the first test observation and calibration set."""
-    draws, truth, names = {}, None, None
+    draws, truth, names, bounds = {}, None, None, None
     for method in methods:
         rows = [row for row in results.select("main", task, method, size) if row.unit.set == 0]
         arrays = results.arrays(rows[0].unit) if rows else None
         if arrays is not None and "draws" in arrays:
             draws[method], truth, names = arrays["draws"], arrays["theta"], rows[0].metrics["theta_names"]
+            bounds = rows[0].metrics.get("theta_bounds")  # runs of earlier versions have none
     if not draws or truth is None:
         return None
-    return corner(draws, truth, names, colors=[COLORS[method] for method in draws])
+    return corner(draws, truth, names, colors=[COLORS[method] for method in draws], bounds=bounds)
 
 
 def ranks(results: Results, task: str, size: int, methods: Sequence[str]) -> Figure | None:

@@ -7,6 +7,7 @@ process that keeps the store. So a cluster needs no shared disk.
 from __future__ import annotations
 
 import io
+import math
 import platform
 import tempfile
 import time
@@ -114,10 +115,12 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
     from fmcpe.bench.fitting import fitted
     from fmcpe.bench.measure import TEST_SEED, measured, reference_draws
     from fmcpe.bench.stack import stack_metrics
+    from fmcpe.diagnostics.density import bounds_of
 
     task, evaluation = task_of(unit, data), unit.evaluation
     stacked: Any = None
     metrics: dict[str, Any] = {"real_side": task.real_side, "theta_names": list(task.theta_names)}
+    metrics["theta_bounds"] = [[end if math.isfinite(end) else None for end in pair] for pair in bounds_of(task.prior)]
     metrics |= {"severity": task.severity, "strength": task.strength} if hasattr(task, "severity") else {}
     if unit.method == "reference":
         if task.real_side == "measured":

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -196,20 +197,7 @@ class Transported(Posterior):
 
     def log_prob_of_source(self, z0: Tensor, log_det: Tensor, y: Tensor) -> Tensor:
         """Log density at what `pull` gave."""
-        components, log_mass = self._last(y, lambda: self._components(y))
-        rows = []
-        for b in range(len(y)):
-            theta = self.space.to_theta(z0[b])
-            each = theta.expand(components.shape[1], *theta.shape)  # (K, n, p)
-            density = self.base.log_prob(each, components[b], log_mass[b])
-            rows.append(density.logsumexp(0) - math.log(len(each)) - self.space.log_abs_det(theta, z0[b]))
-        return torch.stack(rows) - log_det
-
-    def _components(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """x̃ of the mixture, (B, K, ...), and the log mass of each inside the support: always the same."""
-        with seeded(0), torch.no_grad():
-            x = self.source(y, self.components if self.is_random else 1)
-            return x, self.base.log_acceptance(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return log_probs_of_sources([self], [z0], [log_det], y)[0]
 
     def to_config(self) -> dict[str, Any]:
         return {"summarised": self.base.summarised() is self.base, "components": self.components}
@@ -217,6 +205,46 @@ class Transported(Posterior):
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> Transported:
         return cls(base_of(config, shared), shared.space)
+
+
+def log_probs_of_sources(
+    members: Sequence[Transported], z0: Sequence[Tensor], log_det: Sequence[Tensor], y: Tensor, rows: int = 20_000
+) -> list[Tensor]:
+    """Log density of members on one base posterior at what `pull` gave each; it is asked about `rows` θ at a time."""
+    fresh: list[tuple[Tensor, Tensor]] = []
+
+    def component(k: int) -> tuple[Tensor, Tensor]:
+        fresh.extend([] if fresh else _components(members, y))
+        return fresh[k]
+
+    mixtures = [member._last(y, partial(component, k)) for k, member in enumerate(members)]
+    base, space, sizes = members[0].base, members[0].space, [x.shape[1] for x, _ in mixtures]
+    at_once = max(1, rows // max(1, z0[0].shape[1] * max(sizes)))
+    found: list[list[Tensor]] = [[] for _ in members]
+    for b in range(len(y)):
+        for start in range(0, len(members), at_once):
+            some = range(start, min(start + at_once, len(members)))
+            theta = {k: space.to_theta(z0[k][b]) for k in some}
+            each = torch.cat([theta[k].expand(sizes[k], *theta[k].shape) for k in some])  # (Σ K, n, p)
+            x, mass = (torch.cat([mixtures[k][i][b] for k in some]) for i in range(2))
+            parts = base.log_prob(each, x, mass).split([sizes[k] for k in some])
+            for k, density in zip(some, parts, strict=True):
+                log_jacobian = space.log_abs_det(theta[k], z0[k][b]) + log_det[k][b]
+                found[k].append(density.logsumexp(0) - math.log(sizes[k]) - log_jacobian)
+    return [torch.stack(each) for each in found]
+
+
+@torch.no_grad()
+def _components(members: Sequence[Transported], y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """x̃ of each member's mixture, (B, K, ...), and the log mass of each inside the support: always the same."""
+    found = []
+    for member in members:
+        with seeded(0):
+            found.append(member.source(y, member.components if member.is_random else 1))
+    with seeded(0):
+        mass = members[0].base.log_acceptance(torch.cat([x.flatten(0, 1) for x in found]))
+    parts = mass.split([x.shape[0] * x.shape[1] for x in found])
+    return [(x, part.unflatten(0, x.shape[:2])) for x, part in zip(found, parts, strict=True)]
 
 
 def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.candidates.base import Candidate, Shared, Transported, base_of, clipped, split_rows
+from fmcpe.candidates.base import Candidate, Shared, Transported, base_of, clipped, log_probs_of_sources, split_rows
 from fmcpe.flows.matching import Field, at, carry, matching_loss, unstacked, untrained_fields
 from fmcpe.flows.solvers import Solver
 from fmcpe.nn.ensemble import Stacked
@@ -125,7 +125,7 @@ class JointFlowed(Transported):
         again = torch.stack([member.condition(y) for member in members]).repeat_interleave(z.shape[1], dim=1)
         field, z1 = at(_stacked("u_theta", members), again), z.flatten(0, 1).expand(len(members), -1, -1)
         z0, log_det = (each.unflatten(1, z.shape[:2]) for each in members[0].solver.invert_with_logdet(field, z1))
-        return [member.log_prob_of_source(z0[k], log_det[k], y) for k, member in enumerate(members)]
+        return log_probs_of_sources(members, list(z0), list(log_det), y)
 
     def to_config(self) -> dict[str, Any]:
         both = {"u_x": self.u_x, "u_theta": self.u_theta}
@@ -183,6 +183,8 @@ class JointFlow(Candidate):
     effort = 15.0
 
     def skipped(self, problem: Problem) -> str | None:
+        if not problem.base.amortised:
+            return "the base posterior is not amortised, and tens of thousands of x̃ would be too slow"
         if problem.x is None:
             return "it needs a simulator, or simulations paired with the pairs"
         if problem.seen[0].numel() > 500:  # a flow of that many dimensions takes more than seconds

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import derive, seeded
-from fmcpe.problem import groups_of
+from fmcpe.problem import one_of_each
 from fmcpe.spaces import ParameterSpace
 
 if TYPE_CHECKING:
@@ -189,15 +188,6 @@ def check_level(level: float) -> None:
 def largest_of_each(scores: Tensor) -> Tensor:
     """The largest score of each pair, for every parameter: (n, p)."""
     return scores.amax(1, keepdim=True).expand_as(scores)
-
-
-def one_of_each(theta: Tensor, seed: int | None) -> Tensor:
-    """Rows of pairs with different θ; of several with the same θ, one at random."""
-    with seeded(derive(seed, "one of each")):
-        order = torch.randperm(len(theta), device=theta.device)
-    groups = groups_of(theta)[0][order].cpu().numpy()
-    first = np.unique(groups, return_index=True)[1]
-    return order[torch.as_tensor(first, device=theta.device)]
 
 
 def scores_of(posterior: CorrectedPosterior, theta: Tensor, y: Tensor, num_samples: int, seed: int | None) -> Tensor:

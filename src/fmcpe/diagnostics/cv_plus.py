@@ -17,7 +17,7 @@ For one set of pairs, the coverage is at least 1 - 2α - √(2 log(K/δ) K/N) wi
 
 The theorem needs folds of equal size and a fit that does not depend on the order of the pairs. So N is the largest multiple of
 K; pairs left over, chosen at random, belong to every fit and have no score; each fit gets its pairs in random order. Pairs
-with the same θ share a fold and count once.
+with the same θ share a fold and count once. With fewer than 2K of them, every pair is a fold (the jackknife+).
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ from fmcpe.diagnostics.conformal import (
     Promise,
     largest_of_each,
     median_and_width,
-    one_of_each,
     parameters,
     rank_of,
     scores_of,
 )
-from fmcpe.problem import groups_of
+from fmcpe.problem import groups_of, one_of_each
 from fmcpe.record import Record
 from fmcpe.serialization.registry import from_config, to_config
 
@@ -61,7 +60,7 @@ class CVPlus:
     """Options of `FMCPE.fit(..., conformal=)`; ``"cv+"`` stands for the defaults.
 
     Args:
-        folds: K, whole refits.
+        folds: K, whole refits; each pair is a fold where there are fewer than 2K with different θ.
         num_samples: Draws per observation that median and half-width are estimated from.
     """
 
@@ -90,13 +89,14 @@ class CVPlus:
             )
         with seeded(derive(seed, "cv+", "folds")):
             order = torch.randperm(distinct, device=theta.device)
+        number = self.folds if distinct >= 2 * self.folds else distinct
         # groups left over are in no fold
-        fold = torch.where(order < distinct // self.folds * self.folds, order % self.folds, -1)[groups]
+        fold = torch.where(order < distinct // number * number, order % number, -1)[groups]
         counted = torch.zeros(len(theta), dtype=torch.bool, device=theta.device)
         counted[one_of_each(theta, seed)] = True
         models: list[CorrectedPosterior] = []
         scores, folds = list[Tensor](), list[Tensor]()
-        for k in range(self.folds):
+        for k in range(number):
             inside, outside = ((fold == k) & counted).nonzero()[:, 0], (fold != k).nonzero()[:, 0]
             with seeded(derive(seed, "cv+", "order", k)):
                 outside = outside[torch.randperm(len(outside), device=theta.device)]
@@ -143,7 +143,7 @@ class CVPlusConformal(Conformal):
 
     def ends_of(self, median: Tensor, width: Tensor, level: float, joint: bool) -> tuple[Tensor, Tensor]:
         """Ends of the intervals in z, (B, p) each, of what `answers` gave."""
-        rank = rank_of(len(self.scores), level, "pairs in the folds")
+        rank = rank_of(len(self.scores), level, "pairs in folds of equal size")
         scores = (largest_of_each(self.scores) if joint else self.scores)[:, None]
         low = (median - scores * width).sort(dim=0, descending=True).values[rank - 1]
         high = (median + scores * width).sort(dim=0).values[rank - 1]
@@ -151,7 +151,7 @@ class CVPlusConformal(Conformal):
 
     def promise(self, level: float, joint: bool) -> Promise:
         number = len(self.scores)
-        rank_of(number, level, "pairs in the folds")
+        rank_of(number, level, "pairs in folds of equal size")
         share, coverage = guaranteed(level, number), guaranteed_for_one_set(level, number, len(self.models))
         bound = (
             f"With these very pairs the coverage is at least {coverage:.2f} with probability 0.95."

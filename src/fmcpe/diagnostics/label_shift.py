@@ -39,10 +39,10 @@ from fmcpe.diagnostics.conformal import (
     check_level,
     largest_of_each,
     median_and_width,
-    one_of_each,
     parameters,
     scores_of,
 )
+from fmcpe.problem import one_of_each
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior

@@ -1,7 +1,7 @@
 """How many pairs are enough? Scores of fits on nested subsets of the pairs, and what more pairs would give.
 
-A fit on a subset scores every pair: those outside by its posterior, those inside by cross-validation. All sizes are thus compared on
-the same pairs, and what differs between pairs cancels. `fmcpe.diagnostics.power_law` extrapolates.
+A fit on a subset scores every pair: those outside by its posterior, those inside by cross-validation. All sizes are thus
+compared on the same pairs, and what differs between pairs cancels. `fmcpe.diagnostics.power_law` extrapolates.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def learning_curve(
 ) -> LearningCurve:
     """Scores of fits on nested subsets of the pairs.
 
-    The cost is one fit on all pairs and one for each smaller size and repeat: 10 fits by default, a minute or two for vectors. A
-    lighter `recipe` costs seconds: ``Stack([Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood()])``.
+    The cost is one fit on all pairs and one for each smaller size and repeat: 10 fits by default, a minute or two for vectors.
+    A lighter `recipe` costs seconds: ``Stack([Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood()])``.
 
     Args:
         method: The method, with a `Stack` as its recipe, or the default.

@@ -15,10 +15,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy import stats
 
 from fmcpe._names import columns_of
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
+from fmcpe.diagnostics.density import as_bounds, draw_contours, draw_line, limits_of
 from fmcpe.diagnostics.draws import central_coverage
 from fmcpe.metrics.samples import draws_and_truth, finite
 
@@ -116,6 +116,7 @@ def corner(
     names: Sequence[str] | None = None,
     levels: Sequence[float] = (0.5, 0.9),
     colors: Sequence[str] | None = None,
+    bounds: Any = None,
 ) -> Figure:
     """Kernel-density corner plot of several posteriors for one observation, with the truth.
 
@@ -126,6 +127,7 @@ def corner(
         names: Names of the parameters; those of the columns of a DataFrame by default.
         levels: Mass inside the contours; more than two are hard to read.
         colors: One colour per method, in place of the default palette.
+        bounds: The prior, or (low, high) for each parameter: densities are reflected there (`fmcpe.diagnostics.density`).
     """
     given = posteriors if isinstance(posteriors, Mapping) else {"": posteriors}
     names = names if names is not None else columns_of(next(iter(given.values())))
@@ -142,7 +144,8 @@ def corner(
     size = max(3.2, 1.0 + 1.9 * p)
     figure = Figure(figsize=(size, size), layout="constrained")
     grid = figure.subplots(p, p, squeeze=False)
-    limits = [_limits([s[:, k] for s in methods.values()], None if star is None else star[k]) for k in range(p)]
+    box = as_bounds(bounds, p)
+    limits = [limits_of([s[:, k] for s in methods.values()], None if star is None else star[k]) for k in range(p)]
     for i in range(p):
         for j in range(p):
             axes: Axes = grid[i, j]
@@ -152,9 +155,10 @@ def corner(
             for k, draws in enumerate(methods.values()):
                 color, dash = palette[k % len(palette)], _DASHES[k % len(_DASHES)]
                 if i == j:
-                    _density_line(axes, draws[:, i], limits[i], color, dash)
+                    draw_line(axes, draws[:, i], limits[i], box[i], color, dash)
                 else:
-                    _density_contours(axes, draws[:, [j, i]], (limits[j], limits[i]), levels, color, dash)
+                    pair = [limits[j], limits[i]], [box[j], box[i]]
+                    draw_contours(axes, draws[:, [j, i]], *pair, levels, color, dash)
             if star is not None:
                 axes.axvline(star[j], color="black", lw=0.9)
                 if i != j:
@@ -244,53 +248,6 @@ def _same_names(methods: Mapping[str, Any]) -> tuple[str, ...]:
             f"Expected one set of parameter names, got {sorted(names)}. Pass the same names= to every sbc or coverage."
         )
     return names.pop()
-
-
-def _limits(columns: list[np.ndarray], truth: float | None) -> tuple[float, float]:
-    low = min(np.quantile(c, 0.002) for c in columns)
-    high = max(np.quantile(c, 0.998) for c in columns)
-    if truth is not None:
-        low, high = min(low, truth), max(high, truth)
-    margin = 0.05 * (high - low) or 1.0
-    return float(low - margin), float(high + margin)
-
-
-def _kde(points: np.ndarray) -> stats.gaussian_kde | None:
-    # 2000 draws on a grid of 60² points take a second per panel; more make no visible difference
-    try:
-        return stats.gaussian_kde(points[:: max(1, len(points) // 2000)].T)
-    except np.linalg.LinAlgError:
-        return None  # draws that do not vary have no density
-
-
-def _density_line(axes: Axes, draws: np.ndarray, limits: tuple[float, float], color: str, dash: Any) -> None:
-    kde = _kde(draws[:, None])
-    if kde is not None:
-        x = np.linspace(*limits, 200)
-        density = kde(x)
-        if not density.max() > 0:  # sharper than the grid: a spike
-            axes.axvline(float(draws.mean()), color=color, ls=dash, lw=1.6)
-            return
-        axes.plot(x, density / density.max(), color=color, ls=dash, lw=1.6)
-        axes.fill_between(x, density / density.max(), color=color, alpha=0.12, lw=0)
-
-
-def _density_contours(axes: Axes, draws: np.ndarray, box: Any, levels: Sequence[float], color: str, dash: Any) -> None:
-    kde = _kde(draws)
-    if kde is None:
-        return
-    (left, right), (bottom, top) = box
-    x, y = np.meshgrid(np.linspace(left, right, 60), np.linspace(bottom, top, 60))
-    density = kde(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
-    ordered = np.sort(density.ravel())[::-1]
-    if ordered[0] > 0:
-        mass = np.cumsum(ordered) / ordered.sum()
-        heights = sorted({float(ordered[np.searchsorted(mass, level)]) for level in levels})
-    if not ordered[0] > 0 or heights[0] >= ordered[0]:  # sharper than the grid: a point
-        axes.plot(*draws.mean(axis=0), ".", color=color, ms=5)
-        return
-    axes.contourf(x, y, density, [heights[0], density.max()], colors=[color], alpha=0.12)
-    axes.contour(x, y, density, heights, colors=[color], linestyles=[dash], linewidths=1.4)
 
 
 def _legend(figure: Figure, methods: list[str], truth: bool = False, palette: Sequence[str] = COLORS) -> None:

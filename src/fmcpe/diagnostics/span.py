@@ -134,7 +134,12 @@ def _span(theta: Tensor, prior: Tensor, name: str, level: float, narrow: float, 
     distinct = values.unique()
     gaps = _gaps(distinct, prior.sort().values, level)
     note = ""
-    if covered < narrow or len(distinct) == 1:
+    if len(distinct) == 1:
+        note = (
+            f"{name} is {least:.4g} in all pairs: nothing shows how to correct at other values, and there the answer returns to the "
+            f"prior. Measure pairs at other values of {name}, or pass target_prior= if it stays there."
+        )
+    elif covered < narrow:
         note = (
             f"All pairs have {name} between {least:.4g} and {most:.4g}, {covered:.0%} of the prior's range: nothing "
             "shows how to correct outside of it, and there the answer returns to the prior. Measure pairs at other values "

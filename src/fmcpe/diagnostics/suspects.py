@@ -17,7 +17,7 @@ partners. P-values are adjusted for the number of questions (Benjamini and Hochb
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,14 +124,18 @@ def suspects(
     half = held_out.z.std(1).clamp_min(1e-6)
     worst = ((truth - held_out.z.mean(1)).abs() / half).argmax(1)
     low, high = (posterior.space.to_theta(end) for end in ends)
+    # rows are named as the user counts them, although some pairs may have been left out of the fit
+    given = torch.arange(len(truth)) if held_out.rows is None else held_out.rows.cpu()
     found = []
     for j in p.min(1).values.argsort().tolist():
         if adjusted[j] < level:
             i = int(worst[j])
             value, least, most = (float(each[j, i]) for each in (held_out.theta, low, high))
             by_theta, by_data, by_swap = p[j].tolist()
-            found.append(Suspect(j, by_theta, by_data, by_swap, int(partner[j]), names[i], value, least, most))
-    return found if refit is None else [replace(each, gain=_gain(held_out, truth, each.pair, refit)) for each in found]
+            rows = int(given[j]), int(given[int(partner[j])])
+            gain = None if refit is None else _gain(held_out, truth, j, given, refit)
+            found.append(Suspect(rows[0], by_theta, by_data, by_swap, rows[1], names[i], value, least, most, gain))
+    return found
 
 
 def p_values(distances: Tensor) -> Tensor:
@@ -222,10 +226,12 @@ def _robust_distances(features: Tensor, targets: Tensor, freedom: float = 4.0, r
     return distance
 
 
-def _gain(held_out: HeldOut, truth: Tensor, pair: int, refit: Callable[[Tensor], CorrectedPosterior]) -> float:
-    """Share by which the cross-validated energy score of the other pairs falls without the pair."""
+def _gain(
+    held_out: HeldOut, truth: Tensor, pair: int, given: Tensor, refit: Callable[[Tensor], CorrectedPosterior]
+) -> float:
+    """Share by which the cross-validated energy score of the other pairs falls without the pair; `given` names their rows."""
     rows = torch.tensor([j for j in range(len(truth)) if j != pair])
-    without, same, _ = held_out_of(refit(rows))
+    without, same, _ = held_out_of(refit(given[rows]))
     if without.theta.shape != held_out.theta[rows].shape or not torch.allclose(without.theta, held_out.theta[rows]):
         raise ValueError(
             "Expected refit(rows) to fit the pairs of these rows, got others. Pass refit=lambda rows: method.fit(theta[rows], "

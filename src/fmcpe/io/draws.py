@@ -56,6 +56,11 @@ class Draws:
         return cls(theta.cpu().numpy(), posterior.names, tuple(labels), p.double().cpu().numpy())
 
     @property
+    def labels(self) -> Array:
+        """Labels of the observations, as whole numbers where all of them are."""
+        return _labels(self.observations)
+
+    @property
     def out_of_range(self) -> Array:
         """Which observations are unlike all pairs, (B,): adjusted p-value (Benjamini and Hochberg) below 0.001."""
         known = ~np.isnan(self.p_values)

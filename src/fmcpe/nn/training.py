@@ -28,6 +28,7 @@ def one_cycle(learning_rate: float, steps: int, rise: float) -> Schedule:
     return lambda optimiser: OneCycleLR(optimiser, learning_rate, total_steps=length, pct_start=rise)
 
 
+@torch.enable_grad()  # import bayesflow switches gradients off for the whole process
 def descend(
     networks: Sequence[Stacked | Alone],
     loss: Callable[[int], Tensor],

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sbi.inference.posteriors import DirectPosterior, VectorFieldPosterior
 from torch import Tensor
 
 from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.adapters import DensityBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior, build_estimator
+from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior
+from fmcpe.base_posteriors.npe import build_estimator as build_npe
+from fmcpe.base_posteriors.vector_field import VectorFieldBase
 from fmcpe.nn.describe import build, build_prior, describe, describe_prior, under
+from fmcpe.serialization.sbi_estimator import build_estimator, describe_estimator
 
 
 def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -25,17 +29,29 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
     if support is not None:
         says["support"] = support[0]
         tensors |= {f"support.{k}": v for k, v in support[1].items()}
-    if isinstance(base, DensityBase):
+    if isinstance(base, DensityBase | VectorFieldBase):
         tensors |= {f"base.{name}": value for name, value in base.estimator.state_dict().items()}
+    if support is None:
+        return says | {"why": "a file cannot describe its prior"}, tensors
     source = made_by_train_npe(base)
-    if support is None or source is None:
-        return says, tensors
+    if source is None:
+        return says | _describe_other(base), tensors
     # the network depends on the prior of the simulations; the support, usually the same, is that of `base.prior`
     prior, embedding = describe_prior(source.prior), describe(source.embedding_net)
     if prior is None or (source.embedding_net is not None and embedding is None):
-        return says, tensors
+        return says | {"why": "a file cannot describe its prior or its embedding_net"}, tensors
     tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
     return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
+
+
+def _describe_other(base: BasePosterior) -> dict[str, Any]:
+    """What a file says of a base posterior from elsewhere: how to build it, or why it cannot."""
+    if not isinstance(base, DensityBase | VectorFieldBase):
+        return {"why": f"a {type(base).__name__} is code, or a network that a file cannot describe"}
+    found = describe_estimator(base.estimator, base.prior, torch.Size(base.estimator.condition_shape))
+    if found is None:
+        return {"why": "its network was not built by sbi's factories from layers that a file can describe"}
+    return {"kind": "sbi", "estimator": found}
 
 
 def made_by_train_npe(base: BasePosterior) -> NPEPosterior | None:
@@ -58,13 +74,19 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
             )
     elif says["kind"] == "npe":
         base = as_base_posterior(_build_npe(manifest, tensors), support)
+    elif says["kind"] == "sbi":
+        assert support is not None
+        estimator: Any = build_estimator(says["estimator"], support, torch.Size(manifest["x_shape"]))
+        field = hasattr(estimator, "ode_fn")
+        made = VectorFieldPosterior(estimator, support) if field else DirectPosterior(estimator, support)
+        base = as_base_posterior(made, support)
     else:
         raise ValueError(
-            f"Expected a file with its base posterior, got {path} without: fmcpe.train_npe did not make it, or a file "
-            f"cannot describe it. Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
+            f"Expected a file with its base posterior, got {path} without ({says.get('why', 'a file cannot describe it')}). "
+            f"Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
         )
     state = under(tensors, "base.")
-    return _with_weights(base, state, path) if state and isinstance(base, DensityBase) else base
+    return _with_weights(base, state, path) if state and isinstance(base, DensityBase | VectorFieldBase) else base
 
 
 def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPosterior:
@@ -72,11 +94,13 @@ def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPoste
     prior = build_prior(says["prior"], under(tensors, "prior."))
     embedding = None if says["embedding"] is None else build(says["embedding"])
     theta, x, flow = prior.sample((8,)), torch.randn(8, *manifest["x_shape"]), FlowSize(**says["flow"])
-    estimator = build_estimator(theta, x, prior, flow, embedding)
+    estimator = build_npe(theta, x, prior, flow, embedding)
     return NPEPosterior(estimator.eval(), prior, flow, embedding, {})
 
 
-def _with_weights(base: DensityBase, state: dict[str, Tensor], path: str | Path) -> DensityBase:
+def _with_weights(
+    base: DensityBase | VectorFieldBase, state: dict[str, Tensor], path: str | Path
+) -> DensityBase | VectorFieldBase:
     """A copy of a base posterior with the weights of the file."""
     estimator = copy.deepcopy(base.estimator)
     try:

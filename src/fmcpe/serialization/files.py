@@ -1,7 +1,8 @@
 """Saved posteriors: one safetensors file of tensors, without pickled objects.
 
 A JSON manifest in the header holds the versions of the format and of the libraries, the record of the fit, and the
-architecture of each part (`to_config`). The file contains a base posterior of `fmcpe.train_npe`; pass any other one to `load`.
+architecture of each part (`to_config`). The file contains the base posterior if `fmcpe.train_npe` made it, or sbi's factories
+(`fmcpe.serialization.sbi_estimator`); `save` warns where it does not, and `load` has to be given that one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.record import HeldOut, Record
-from fmcpe.serialization.base_posterior import build_base, describe_base, made_by_train_npe
+from fmcpe.serialization.base_posterior import build_base, describe_base
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
 
@@ -43,10 +44,11 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     base, tensors = describe_base(shared.base)
     target = None if shared.target_prior is shared.base.prior else describe_prior(shared.target_prior)
     described = target is not None or shared.target_prior is shared.base.prior
-    if (base["kind"] == "external" and made_by_train_npe(shared.base)) or not described:
+    if base["kind"] == "external" or not described:
         warnings.warn(
-            "Expected a prior and an embedding_net that a file can describe, got others: the file does not contain the "
-            "base posterior. Keep it, and load with fmcpe.load(path, posterior=the_base_posterior).",
+            "Expected a base posterior that a file can describe, got one that it cannot: "
+            f"{base.get('why', 'its target prior is of an unknown family')}. The file does not contain it. Keep it, and load "
+            "with fmcpe.load(path, posterior=the_base_posterior).",
             FMCPEWarning,
             stacklevel=3,
         )

@@ -23,7 +23,7 @@ from fmcpe.diagnostics.span import span
 from fmcpe.diagnostics.suspects import Suspect, suspects
 
 if TYPE_CHECKING:
-    from fmcpe.diagnostics.conformal import Conformal
+    from fmcpe.diagnostics.conformal import Conformal, Intervals
     from fmcpe.diagnostics.learning_curve import LearningCurve
     from fmcpe.diagnostics.span import Span
     from fmcpe.extrapolation import RangeCheck
@@ -50,6 +50,7 @@ class Content:
         observations: New observations, (B, ...), if given.
         check: Whether they are in range.
         quantiles: Their 5, 50 and 95 % quantiles in physical units, (3, B, p).
+        intervals: Their 90 % intervals with a guarantee, where the posterior has them.
     """
 
     posterior: CorrectedPosterior
@@ -64,6 +65,7 @@ class Content:
     observations: Tensor | None
     check: RangeCheck | None
     quantiles: Tensor | None
+    intervals: Intervals | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +109,8 @@ class Content:
         if self.check is not None and self.quantiles is not None:
             out["observations"] = {k: v.tolist() for k, v in vars(self.check).items()}
             out["observations"]["quantiles_5_50_95"] = self.quantiles.tolist()
+            if self.intervals is not None:
+                out["observations"]["intervals_90"] = [self.intervals.low, self.intervals.high]
         return plain(out)
 
 
@@ -129,13 +133,16 @@ def gather(
         curve = coverage(held_out.z.movedim(0, 1), truth, levels=LEVELS, region=None, names=names, seed=seed)
         test = misspecification(posterior, seed=seed)
     strange = suspects(posterior) if held_out is not None else []
-    observations = check = quantiles = None
+    observations = check = quantiles = intervals = None
     if x is not None:
         observations = as_observations(x, posterior.observation_shape).to(posterior._device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FMCPEWarning)  # the report shows what is out of range
             check = posterior.check(observations) if held_out is not None else None
             draws = posterior.sample_batched((1000,), x=observations, seed=seed, show_progress_bars=False)
+            if posterior.conformal is not None:
+                with suppress(ValueError):  # too few held-out pairs for this level
+                    intervals = posterior.interval(0.9, x=observations)
         quantiles = draws.quantile(torch.tensor([0.05, 0.5, 0.95], device=draws.device), dim=0)
     return Content(
         posterior=posterior,
@@ -150,6 +157,7 @@ def gather(
         observations=observations,
         check=check,
         quantiles=quantiles,
+        intervals=intervals,
     )
 
 
@@ -160,7 +168,7 @@ def _promises(conformal: Conformal | None) -> list[dict[str, Any]]:
         return out
     for level in (0.5, 0.8, 0.9, 0.95):
         with suppress(ValueError):  # too few pairs for this level
-            out.append(asdict(conformal.promise(level, joint=False)))
+            out += [asdict(conformal.promise(level, joint)) for joint in (False, True)]
     return out
 
 

@@ -123,8 +123,16 @@ def _calibration(content: Content) -> str:
 
 def _intervals(content: Content) -> str:
     if content.conformal:
-        head = ["interval", "promised coverage", "with these pairs, at least (95 %)"]
-        rows = [[percent(row[key]) for key in ("level", "guaranteed", "coverage_5")] for row in content.conformal]
+        head = ["interval", "parameters", "promised coverage", "with these pairs, at least (95 %)"]
+        rows = [
+            [
+                percent(row["level"]),
+                "all" if row["joint"] else "each",
+                percent(row["guaranteed"]),
+                percent(row["coverage_5"]),
+            ]
+            for row in content.conformal
+        ]
         return table(head, rows) + quiet(content.conformal[-1]["guarantee"])
     return (
         "<p>Intervals of this posterior carry no finite-sample guarantee. Hold pairs out and call "
@@ -156,6 +164,11 @@ def _range(content: Content) -> str:
         rows = []
         for b in range(len(content.observations)):
             low, middle, high = content.quantiles[:, b].tolist()
+            if content.intervals is not None:
+                low, high = (
+                    end.reshape(-1, end.shape[-1])[b].tolist()
+                    for end in (content.intervals.low, content.intervals.high)
+                )
             ends = [f"{m:.4g} ({a:.4g} to {c:.4g})" for a, m, c in zip(low, middle, high, strict=True)]
             rows.append(
                 [
@@ -163,9 +176,13 @@ def _range(content: Content) -> str:
                     f"{float(content.check.conformal[b]):.2g}", percent(float(content.check.prior_share[b])), *ends,
                 ]
             )  # fmt: skip
-        out += table(head, rows) + quiet("Median and central 90 % interval of each parameter.")
+        out += table(head, rows) + quiet(
+            "Median and central 90 % interval of each parameter."
+            if content.intervals is None
+            else "Median and 90 % interval with a guarantee, each parameter by itself."
+        )
     drawn = figures.plane(*_plane(content))
-    words = "Summaries of the data in two principal directions. Far from the blue points the answer moves to the prior."
+    words = "Summaries of the data in two principal directions. Far from the blue points the answer moves towards the prior."
     return out + pictures([picture(drawn, "range", words)])
 
 
@@ -231,7 +248,7 @@ def _assumptions(content: Content) -> str:
         "conditions.",
         "θ of the pairs is known exactly. An error of the reference instrument counts as an error of the posterior.",
         "Scores on held-out pairs come from members fitted on four fifths of the pairs; the deployed mixture has them all.",
-        f"{pairs} pairs show errors of a certain size alone; the section on calibration names it.",
+        f"{pairs} pairs show large errors only; the section on calibration names the smallest.",
     ]
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 

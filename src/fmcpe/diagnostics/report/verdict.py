@@ -63,8 +63,8 @@ def _help(record: Record, found: CalibrationResult) -> str:
     kept = record.weights.get("uncorrected", 0.0)
     if low <= 1 <= high and kept > 0.5:
         return (
-            f"The pairs do not refute the simulator: the uncorrected posterior has {100 * kept:.0f} % of the answer, and "
-            f"the score is {ratio:.2f} ({low:.2f} to {high:.2f}) times its own."
+            f"No need of a correction shows: the uncorrected posterior has {100 * kept:.0f} % of the answer, and the score on "
+            f"held-out pairs is {ratio:.2f} ({low:.2f} to {high:.2f}) times its own."
         )
     word = "lowers" if ratio < 1 else "raises"
     ends = sorted((abs(1 - low), abs(1 - high))) if low < 1 and high < 1 else (low - 1, high - 1)

@@ -30,6 +30,7 @@ class QuickPosterior:
         x: The simulations, (N, ...).
     """
 
+    @torch.enable_grad()
     def __init__(self, z: Tensor, x: Tensor) -> None:
         x = _flat(x)
         self.mean, self.std = x.mean(0), x.std(0).clamp_min(1e-6)

@@ -1,0 +1,149 @@
+r"""sbi's vector-field posteriors (FMPE, NPSE): draws and densities of their probability-flow ODE with few, fixed steps.
+
+    dz/dt = v(z, t; x),   z(t_max) ~ N(m, s²),   θ = z(t_min)
+    log p̂(θ|x) = log N(z(t_max); m, s²) + ∫ div v dt       along the solution through θ, from t_min to t_max
+
+The classical Runge-Kutta method needs 6 steps for a flow-matching field, whose paths are nearly straight, and 16 for a score,
+which contracts by orders of magnitude on the way: draws are then within 0.02 posterior standard deviations of the exact
+solution, log densities within 0.05 (tests). The embedding of x is computed once, not at every step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sbi.inference.posteriors import VectorFieldPosterior
+from sbi.neural_nets.estimators import FlowMatchingEstimator
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.flows.solvers import METHODS, Solver
+from fmcpe.nn.embeddings import has_weights
+
+
+class VectorFieldBase(BasePosterior):
+    """An sbi `VectorFieldPosterior`, without its adaptive solver and its rejection loop.
+
+    Args:
+        posterior: The posterior.
+        prior: In place of the posterior's own.
+        steps: Of the solver.
+    """
+
+    components = 32  # each costs an ODE and its divergence
+    redraws, tries = 4, 5  # a solution costs nearly the same for one row as for five
+    leakage_draws_in_all = 200
+    rows_at_once = 20_000
+
+    def __init__(
+        self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int | None = None
+    ) -> None:
+        self.posterior = posterior
+        self.estimator = posterior.vector_field_estimator.eval()
+        steps = steps or (5 if isinstance(self.estimator, FlowMatchingEstimator) else 16)
+        # noise is at t_max, θ at t_min
+        self.solver = Solver("rk4", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
+        self._field: Any = _without_embedding(self.estimator)
+        self._summarised: BasePosterior | None = None
+        super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return self.estimator.embedding_net(x)
+
+    def _velocity(self, seen: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The field for embedded rows of x, as `Solver` takes it."""
+        self._field._condition_shape = seen.shape[1:]
+        return lambda t, z: self._field.ode_fn(z, seen, t.expand(z.shape[0]))
+
+    def _draw(self, x: Tensor, n: int) -> Tensor:
+        seen = self._embed(x).repeat_interleave(n, dim=0)
+        noise = torch.randn(len(seen), *self.estimator.input_shape, device=x.device)
+        start = self.estimator.mean_base + self.estimator.std_base * noise
+        parts = zip(seen.split(self.rows_at_once), start.split(self.rows_at_once), strict=True)
+        z = torch.cat([self.solver.solve(self._velocity(rows), each) for rows, each in parts])
+        return (self.estimator.from_z(z) if self.estimator.compose_enabled else z).unflatten(0, (len(x), n))
+
+    def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
+        z, shift = theta.flatten(0, 1), 0.0
+        if self.estimator.compose_enabled:
+            z, shift = self.estimator.to_z(z), self.estimator.log_abs_det()
+        seen = self._embed(x).repeat_interleave(theta.shape[1], dim=0)
+        parts = zip(seen.split(self.rows_at_once), z.split(self.rows_at_once), strict=True)
+        return (torch.cat([self._log_prob_of_z(*part) for part in parts]) - shift).unflatten(0, theta.shape[:2])
+
+    def _log_prob_of_z(self, seen: Tensor, z: Tensor) -> Tensor:
+        """Log density at z (M, p) for embedded rows: the equation backwards, with the integral of its divergence."""
+        field, solver = self._velocity(seen), self.solver
+        h, step = (solver.start - solver.end) / solver.steps, METHODS[solver.method]
+        state = torch.cat([z, torch.zeros_like(z[:, :1])], dim=1)
+        for k in range(solver.steps):
+            state = step(lambda t, s: _with_divergence(field, t, s[:, :-1]), z.new_tensor(solver.end + k * h), state, h)
+        base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
+        return base.log_prob(state[:, :-1]).sum(-1) + state[:, -1]
+
+    def with_estimator(self, estimator: nn.Module) -> VectorFieldBase:
+        """The same posterior with another network."""
+        return VectorFieldBase(VectorFieldPosterior(estimator, self.posterior.prior), self.prior, self.solver.steps)
+
+    @property
+    def embedding(self) -> nn.Module | None:
+        net = self.estimator.embedding_net
+        return net if has_weights(net) else None
+
+    def summarised(self) -> BasePosterior:
+        if self._summarised is None:
+            plain = self.embedding is None
+            self._summarised = self if plain else SummaryVectorField(self.posterior, self.prior, self.solver.steps)
+        return self._summarised
+
+    def to(self, device: str | torch.device) -> BasePosterior:
+        super().to(device)
+        self._field = _without_embedding(self.estimator)
+        return self
+
+
+class SummaryVectorField(VectorFieldBase):
+    """A `VectorFieldBase` conditioned on its embedding h(x) in place of x."""
+
+    def __init__(
+        self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int | None = None
+    ) -> None:
+        super().__init__(posterior, prior, steps)
+        weights = next(self.estimator.parameters())
+        probe = torch.zeros(2, *self.estimator.condition_shape, device=weights.device)
+        self.x_shape = self.summarise(probe).shape[1:]
+
+    @torch.no_grad()
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return x
+
+    def summarised(self) -> BasePosterior:
+        return self
+
+
+def _without_embedding(estimator: nn.Module) -> nn.Module:
+    """A shallow copy that takes embedded data; it shares the estimator's tensors."""
+    field = copy.copy(estimator)
+    field._modules = {**estimator._modules, "_embedding_net": nn.Identity()}
+    return field
+
+
+def _with_divergence(f: Callable[[Tensor, Tensor], Tensor], t: Tensor, z: Tensor) -> Tensor:
+    """The field and its divergence at z (M, p): (M, p + 1). One backward pass per dimension."""
+    keep = torch.is_grad_enabled() and z.requires_grad
+    with torch.enable_grad():
+        z = z if z.requires_grad else z.detach().requires_grad_()
+        v = f(t, z)
+        rows = [
+            torch.autograd.grad(v[:, i].sum(), z, create_graph=keep, retain_graph=True)[0][:, i]
+            for i in range(z.shape[1])
+        ]
+        both = torch.cat([v, torch.stack(rows).sum(0)[:, None]], dim=1)
+    return both if keep else both.detach()
