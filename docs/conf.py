@@ -25,7 +25,8 @@ pygments_style = "friendly"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
-nb_execution_timeout = 300
+nb_execution_timeout = 600
+nb_execution_in_temp = True  # sbi writes logs, tutorials write files
 nb_execution_raise_on_error = nb_execution_show_tb = True
 nb_merge_streams = True
 

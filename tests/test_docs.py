@@ -33,7 +33,7 @@ def commands(text):
         for line in block.splitlines():
             found = re.match(r"(?:\$ )?(fmcpe (?:init|fit|sample|diagnose|demo|download|bench)\b.*)", line.strip())
             if found and "printed" not in line:
-                yield shlex.split(found[1], comments=True)[1:]
+                yield shlex.split(found[1].split("&&")[0], comments=True)[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
