@@ -1,7 +1,7 @@
 """Do suggested pairs help more than prior draws? 20 pairs of the prior and 20 more: drawn from it, or suggested.
 
-Ratio of the energy score of 500 test pairs after 20 + 20 suggested pairs to that after 20 + 20 prior draws, on problems of the zoo's
-development half. Prints geometric means with 95 % intervals over problems (sets of one problem are averaged first).
+Ratio of the energy score of 500 test pairs after 20 + 20 suggested pairs to that after 20 + 20 prior draws, on problems of the
+zoo's development half. Prints geometric means with 95 % intervals over problems (sets of one problem are averaged first).
 
     python benchmarks/suggest.py docs/results/trust/suggest.csv
 

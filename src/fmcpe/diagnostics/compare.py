@@ -112,8 +112,8 @@ class Comparison:
         ]
         if self.leakage > 0.1:
             lines.append(
-                f"{self.leakage:.0%} of the base posterior's mass lies outside the prior; draws that stay outside are moved to its "
-                "edge."
+                f"{self.leakage:.0%} of the base posterior's mass lies outside the prior; draws that stay outside are moved "
+                "to its edge."
             )
         if self.seen:
             lines.append(f"{self.seen} of the pairs were used in the fit: the numbers after correction are too good.")

@@ -3,16 +3,16 @@ r"""A power law of the score in the number of pairs, by Bayes' rule on a grid.
     log s(n) = level + f(n) + W(1/n),      f(n) = log(1 - g + g (n/N)^-b),      so that  e^(level + f(n)) = c + a n^-b
 
 N pairs were measured; g is the share of the score at N that more pairs can remove, b the rate. W is how the score of one nested
-sequence of calibration sets deviates from the mean over all of them: Brownian motion in 1/n, Var W(1/n) - W(1/m) = t² (1/n - 1/m),
-as for an average over independent pairs. Subsets of size n of the N pairs have the same increments.
+sequence of calibration sets deviates from the mean over all of them: Brownian motion in 1/n, Var W(1/n) - W(1/m) =
+t² (1/n - 1/m), as for an average over independent pairs. Subsets of size n of the N pairs have the same increments.
 
     observed   log of the mean score of R subsets of each size; covariance C + t² (1/max(n, n') - 1/N)/R
     C          of the score over pairs: all subsets score the same pairs, so most of it cancels between sizes
     t²         from the subsets: variance of an increment between repeats, less the part that comes from scoring on few pairs
     forecast   log s(M)/s(N) = f(M) - f(N) + Student-t noise of variance t² (1/N - 1/M)
 
-Prior: g ~ Beta(2, 5), b uniform from 1/4 (a nonparametric rate) to 1 (the rate of a regular parametric model), level flat; t² has a
-prior of 8 observations of 0.05. These five numbers were chosen on the zoo's development half (`benchmarks/learning_curve.py`).
+Prior: g ~ Beta(2, 5), b uniform from 1/4 (a nonparametric rate) to 1 (the rate of a regular parametric model), level flat; t² has
+a prior of 8 observations of 0.05. These five numbers were chosen on the zoo's development half (`benchmarks/learning_curve.py`).
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def spread_of_increments(increments: Array, steps: Array, shares: Array) -> floa
     """t² from scores of nested subsets.
 
     Args:
-        increments: Differences of relative scores between consecutive sizes, for each repeat and pair (or group of pairs with the
-            same θ), (R, K - 1, G).
+        increments: Differences of relative scores between consecutive sizes, for each repeat and pair (or group of pairs with
+            the same θ), (R, K - 1, G).
         steps: 1/n - 1/n' of consecutive sizes, (K - 1,).
         shares: Weight of each pair or group, summing to one, (G,).
     """

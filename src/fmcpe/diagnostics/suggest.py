@@ -123,8 +123,8 @@ def support_points(candidates: Tensor, taken: Tensor, n: int, tilt: Tensor | Non
 def design_weights(posterior: CorrectedPosterior, theta: Any, *, pseudo_count: float = 0.05) -> Tensor:
     """Weights of pairs for ``fit(weights=...)``, where θ was chosen rather than drawn from the target prior.
 
-    They minimise the energy distance between the weighted θ and the target prior, as the density ratio of prior and design does for
-    many pairs, and need no density of the design.
+    They minimise the energy distance between the weighted θ and the target prior, as the density ratio of prior and design does
+    for many pairs, and need no density of the design.
 
     Args:
         posterior: Any posterior of the same problem, for its target prior.

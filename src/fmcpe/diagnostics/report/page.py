@@ -98,6 +98,7 @@ def short_html(posterior: CorrectedPosterior) -> str:
     verdict = judge(record, calibration(posterior) if known else None, suspects(posterior) if known else [])
     colors = {"green": "#1a7f4b", "amber": "#b26a00", "red": "#b3261e", "grey": "#6b7480"}
     edge = f"border-left:.5rem solid {colors[verdict.light]};padding:.1rem .8rem"
-    dot = f'class="light" style="display:inline-block;width:.9em;height:.9em;border-radius:50%;background:{colors[verdict.light]}"'
+    shape = "display:inline-block;width:.9em;height:.9em;border-radius:50%"
+    dot = f'class="light" style="{shape};background:{colors[verdict.light]}"'
     block = verdict_block(verdict).replace('class="light"', dot)
     return f'<div style="{edge}">{block}{parameter_table(record)}{weight_table(record)}</div>'
