@@ -1,8 +1,8 @@
 """Do forecasts of `fmcpe.diagnostics.learning_curve` come true? The score at twice the pairs, forecast and measured.
 
 Truth: the energy score of 500 test pairs by the fit on 2N pairs, over that by the fit on the first N of them. The forecast sees
-these N pairs alone. Problems with pairs from another distribution than the test pairs (calibration-shift) are left out: there the
-score of a new pair is not what pairs can tell. The prior of the power law was chosen on the development half (``--tune``).
+these N pairs alone. Problems with pairs from another distribution than the test pairs (calibration-shift) are left out: there
+the score of a new pair is not what pairs can tell. The prior of the power law was chosen on the development half (``--tune``).
 
     python benchmarks/learning_curve.py docs/results/trust/learning-curve.csv          # what is missing, then the table
     python benchmarks/learning_curve.py --tune                                         # other priors, development half

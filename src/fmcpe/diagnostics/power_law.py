@@ -11,8 +11,9 @@ t² (1/n - 1/m), as for an average over independent pairs. Subsets of size n of 
     t²         from the subsets: variance of an increment between repeats, less the part that comes from scoring on few pairs
     forecast   log s(M)/s(N) = f(M) - f(N) + Student-t noise of variance t² (1/N - 1/M)
 
-Prior: g ~ Beta(2, 5), b uniform from 1/4 (a nonparametric rate) to 1 (the rate of a regular parametric model), level flat; t² has
-a prior of 8 observations of 0.05. These five numbers were chosen on the zoo's development half (`benchmarks/learning_curve.py`).
+Prior: g ~ Beta(2, 5), b uniform from 1/4 (a nonparametric rate) to 1 (the rate of a regular parametric model), level flat; t²
+has a prior of 8 observations of 0.05. These five numbers were chosen on the zoo's development half
+(`benchmarks/learning_curve.py`).
 """
 
 from __future__ import annotations

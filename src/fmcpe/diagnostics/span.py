@@ -136,8 +136,8 @@ def _span(theta: Tensor, prior: Tensor, name: str, level: float, narrow: float, 
     note = ""
     if len(distinct) == 1:
         note = (
-            f"{name} is {least:.4g} in all pairs: nothing shows how to correct at other values, and there the answer returns to "
-            f"the prior. Measure pairs at other values of {name}, or pass target_prior= if it stays there."
+            f"{name} is {least:.4g} in all pairs: nothing shows how to correct at other values, and there the answer returns "
+            f"to the prior. Measure pairs at other values of {name}, or pass target_prior= if it stays there."
         )
     elif covered < narrow:
         note = (
