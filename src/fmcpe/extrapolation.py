@@ -2,7 +2,7 @@ r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y)
 
 **Data.** The distance of an observation is that of its summary to the mean of the pairs' summaries, in the metric of their
 shrunk covariance. The leave-one-out distances of the pairs say what is usual: with p the p-value of the log distance under
-their Student-t predictive distribution, λ_x = p_0 / (p_0 + p).
+their Student-t predictive distribution, or the share of pairs that are as far, if that is larger, λ_x = p_0 / (p_0 + p).
 
 **Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
@@ -55,7 +55,8 @@ class Range(Fitted):
             return torch.ones(len(rows), device=rows.device)
         scale = self.distances.std().clamp_min(1e-3) * (1 + 1 / number) ** 0.5
         distance = _log_distance(rows, self.mean, self.matrix)
-        return _tail((distance - self.distances.mean()) / scale, number - 1)
+        share = (self.distances >= distance[:, None]).float().mean(1)
+        return torch.maximum(share, _tail((distance - self.distances.mean()) / scale, number - 1))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
