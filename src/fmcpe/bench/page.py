@@ -29,9 +29,9 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8;
   --link: #0b5cad; --warn: #fdf3dc; --good: #d5ecdf; --on-good: #0b5137; --part: #fdeecb; --on-part: #6b4700; --bad: #f9d9d2;
   --on-bad: #8a2206; --none: #e6e9ed; --on-none: #4a545e }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --quiet: #a3adb8; --line: #3a424b; --paper: #14181c; --soft: #1f252b;
-  --link: #7db7f0; --warn: #3b3115; --good: #143d2b; --on-good: #a9e2c5; --part: #46360f; --on-part: #f3d68d; --bad: #4f1e13;
-  --on-bad: #f5b9aa; --none: #2c343c; --on-none: #b8c1cb } }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --quiet: #a3adb8; --line: #3a424b; --paper: #14181c;
+  --soft: #1f252b; --link: #7db7f0; --warn: #3b3115; --good: #143d2b; --on-good: #a9e2c5; --part: #46360f; --on-part: #f3d68d;
+  --bad: #4f1e13; --on-bad: #f5b9aa; --none: #2c343c; --on-none: #b8c1cb } }
 * { box-sizing: border-box }
 html { scroll-padding-top: 5rem }
 body { margin: 0; color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif }
@@ -48,17 +48,21 @@ section { border-top: 2px solid var(--line); margin-top: 2.2rem; padding-top: 1.
 .badge { border-radius: .3rem; padding: .05rem .45rem; font-size: 13.5px; white-space: nowrap }
 .agrees { background: var(--good); color: var(--on-good) } .part { background: var(--part); color: var(--on-part) }
 .differs { background: var(--bad); color: var(--on-bad) } .none { background: var(--none); color: var(--on-none) }
-.scroll { overflow-x: auto; margin: .4rem 0 } .scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--paper) }
+.scroll { overflow-x: auto; margin: .4rem 0 }
+.scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--paper) }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .18rem .7rem .18rem 0; vertical-align: top; white-space: nowrap }
 th { border-bottom: 1.5px solid var(--ink); font-weight: 600 } tr.new td { border-top: 1px solid var(--line) }
 table.claims { width: 100% } table.claims td { white-space: normal } table.claims td:first-child { width: 46% }
 table.claims .badge { display: inline-block; white-space: normal }
-figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto; background: #fff } figcaption { color: var(--quiet); font-size: 13.5px }
+figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto; background: #fff }
+figcaption { color: var(--quiet); font-size: 13.5px }
 figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
 @media (max-width: 800px) { html { scroll-padding-top: 0 } nav { position: static } figure.narrow { width: 100% }
-  .badge { white-space: normal } table.claims, table.claims tbody, table.claims tr, table.claims td { display: block; width: auto !important }
-  table.claims thead { display: none } table.claims tr { padding: .4rem 0 } table.claims td:nth-child(2)::before { content: "paper: " }
+  .badge { white-space: normal } table.claims, table.claims tbody, table.claims tr,
+  table.claims td { display: block; width: auto !important }
+  table.claims thead { display: none } table.claims tr { padding: .4rem 0 }
+  table.claims td:nth-child(2)::before { content: "paper: " }
   table.claims td:nth-child(3)::before { content: "default: " } }
 .gallery { display: flex; flex-wrap: wrap; gap: .6rem 1rem } figure.small { margin: 0; width: 312px; max-width: 100% }
 figure.small:target { outline: 2px solid var(--link) }
