@@ -184,14 +184,22 @@ def test_the_clock_leaves_no_trace():
 
 
 @pytest.mark.slow
-def test_speed_runs_for_real_and_prints_its_table(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("names", "units"),
+    [
+        (("gaussian",), 5),
+        pytest.param(("gaussian", "pendulum", "wind-tunnel", "light-tunnel"), 20, marks=pytest.mark.nightly),
+    ],
+    ids=["one", "all"],
+)
+def test_speed_runs_for_real_and_prints_its_table(tmp_path, capsys, names, units):
     """The whole way: worker processes, base posteriors from files, fits, the table. Numbers mean nothing here."""
     command = ["bench", "speed", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path)]
+    command += [word for name in names for word in ("--task", name)]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert "20 of 20 units done, 20 now" in out and "gradient steps" in out
-    for task in ("gaussian", "pendulum", "wind-tunnel", "light-tunnel"):
-        assert task in out
+    assert f"{units} of {units} units done, {units} now" in out and "gradient steps" in out
+    assert all(name in out for name in names)
     assert main(command) == 0
     assert "0 now" in capsys.readouterr().out
 

@@ -101,7 +101,9 @@ def sklearns_c2st(a: Tensor, b: Tensor) -> float:
     ("cases", "dimensions", "apart", "weaker"),
     [
         (("equal", "wide", "bimodal"), (2,), 0.02, 0.01),
-        pytest.param(("equal", "shifted", "wide", "bimodal", "both"), (2, 3, 10), 0.012, 0.005, marks=pytest.mark.slow),
+        pytest.param(
+            ("equal", "shifted", "wide", "bimodal", "both"), (2, 3, 10), 0.012, 0.005, marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_c2st_agrees_with_sklearns(

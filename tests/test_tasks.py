@@ -191,14 +191,21 @@ def test_ranks_are_uniform_with_other_options(name, options, side):
 
 
 # With large noise the prior of A decides, and a wrong volume element of (A, φ) shows; with the default it cannot.
+# Twenty-four pairs of the default are in `test_ranks_are_uniform`.
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("options", [{}, {"amplitude_range": (0.1, 3.0), "noise_std": 4.0}], ids=["default", "noisy"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="default", marks=pytest.mark.nightly),
+        pytest.param({"amplitude_range": (0.1, 3.0), "noise_std": 4.0}, id="noisy"),
+    ],
+)
 def test_pendulum_ranks_are_uniform(side, options):
     assert min(rank_p_values(tasks.get("pendulum", **options), side, 200)) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # 24 pairs of it are in `test_ranks_are_uniform`
 def test_light_tunnel_ranks_are_uniform():
     assert min(rank_p_values(tasks.get("light-tunnel"), "real", 200)) > 1e-3
 

@@ -205,9 +205,10 @@ def rank_p_values(task, side, pairs, draws=100):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pairs", [24, pytest.param(60, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", EXACT)
-def test_ranks_of_reference_posteriors_are_uniform(name):
-    assert min(rank_p_values(tasks.get(name, seed=1), "real", 60)) > 1e-3
+def test_ranks_of_reference_posteriors_are_uniform(name, pairs):
+    assert min(rank_p_values(tasks.get(name, seed=1), "real", pairs)) > 1e-3
 
 
 def test_the_reference_of_a_linear_problem_is_the_conjugate_one():

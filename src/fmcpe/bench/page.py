@@ -26,13 +26,19 @@ _LARGEST_VECTOR, _DPI = 60_000, 120
 """Largest figure in bytes to embed as SVG, and dots per inch of the PNG otherwise."""
 
 STYLE = """
-:root { --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8; --link: #0b5cad; }
+:root { color-scheme: light dark; --ink: #1b1f24; --quiet: #5a6572; --line: #d9dee4; --paper: #ffffff; --soft: #f4f6f8;
+  --link: #0b5cad; --warn: #fdf3dc; --good: #d5ecdf; --on-good: #0b5137; --part: #fdeecb; --on-part: #6b4700; --bad: #f9d9d2;
+  --on-bad: #8a2206; --none: #e6e9ed; --on-none: #4a545e }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --quiet: #a3adb8; --line: #3a424b; --paper: #14181c;
+  --soft: #1f252b; --link: #7db7f0; --warn: #3b3115; --good: #143d2b; --on-good: #a9e2c5; --part: #46360f; --on-part: #f3d68d;
+  --bad: #4f1e13; --on-bad: #f5b9aa; --none: #2c343c; --on-none: #b8c1cb } }
 * { box-sizing: border-box }
-html { scroll-padding-top: 3.2rem }
+html { scroll-padding-top: 5rem }
 body { margin: 0; color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif }
 nav { position: sticky; top: 0; z-index: 1; background: var(--soft); border-bottom: 1px solid var(--line); padding: .5rem 1rem;
-      display: flex; gap: .3rem 1rem; overflow-x: auto; white-space: nowrap; font-size: 13px }
-main { max-width: 1180px; margin: 0 auto; padding: 1rem 1.2rem 4rem }
+      display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: 13px }
+main { max-width: 1400px; margin: 0 auto; padding: 1rem 1.2rem 4rem }
+p, ul { max-width: 75rem; overflow-wrap: anywhere }
 a { color: var(--link); text-decoration: none } a:hover { text-decoration: underline }
 h1 { font-size: 1.7rem; margin: 1rem 0 .3rem } h2 { font-size: 1.3rem; margin: 0 0 .2rem } h3 { font-size: 1rem; margin: 0 }
 section { border-top: 2px solid var(--line); margin-top: 2.2rem; padding-top: 1.2rem }
@@ -40,24 +46,31 @@ section { border-top: 2px solid var(--line); margin-top: 2.2rem; padding-top: 1.
 .claim { border-left: 4px solid var(--line); background: var(--soft); padding: .5rem .9rem; margin: .6rem 0 }
 .claim p { margin: .1rem 0 } .claim ul { margin: .2rem 0; padding-left: 1.2rem }
 .badge { border-radius: .3rem; padding: .05rem .45rem; font-size: 13.5px; white-space: nowrap }
-.agrees { background: #d5ecdf; color: #0b5137 } .part { background: #fdeecb; color: #6b4700 }
-.differs { background: #f9d9d2; color: #8a2206 } .none { background: #e6e9ed; color: #4a545e }
+.agrees { background: var(--good); color: var(--on-good) } .part { background: var(--part); color: var(--on-part) }
+.differs { background: var(--bad); color: var(--on-bad) } .none { background: var(--none); color: var(--on-none) }
 .scroll { overflow-x: auto; margin: .4rem 0 }
+.scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--paper) }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .18rem .7rem .18rem 0; vertical-align: top; white-space: nowrap }
 th { border-bottom: 1.5px solid var(--ink); font-weight: 600 } tr.new td { border-top: 1px solid var(--line) }
 table.claims { width: 100% } table.claims td { white-space: normal } table.claims td:first-child { width: 46% }
 table.claims .badge { display: inline-block; white-space: normal }
-figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto } figcaption { color: var(--quiet); font-size: 13.5px }
+figure { margin: 1rem 0 } figure img { max-width: 100%; height: auto; background: #fff }
+figcaption { color: var(--quiet); font-size: 13.5px }
 figure.narrow { display: inline-block; width: 32%; vertical-align: bottom; margin-right: 1% }
-@media (max-width: 800px) { figure.narrow { width: 100% } }
-.gallery { display: flex; flex-wrap: wrap; gap: .6rem 1rem } figure.small { margin: 0; width: 312px }
+@media (max-width: 800px) { html { scroll-padding-top: 0 } nav { position: static } figure.narrow { width: 100% }
+  .badge { white-space: normal } table.claims, table.claims tbody, table.claims tr,
+  table.claims td { display: block; width: auto !important }
+  table.claims thead { display: none } table.claims tr { padding: .4rem 0 }
+  table.claims td:nth-child(2)::before { content: "paper: " }
+  table.claims td:nth-child(3)::before { content: "default: " } }
+.gallery { display: flex; flex-wrap: wrap; gap: .6rem 1rem } figure.small { margin: 0; width: 312px; max-width: 100% }
 figure.small:target { outline: 2px solid var(--link) }
 details { margin: .5rem 0; border: 1px solid var(--line); border-radius: .3rem; padding: .4rem .8rem }
 summary { cursor: pointer; font-weight: 600; font-size: 14.5px }
-.missing, .warning { background: #fdf3dc; padding: .5rem .9rem }
+.missing, .warning { background: var(--warn); padding: .5rem .9rem }
 pre { background: var(--soft); padding: .7rem; overflow-x: auto; font-size: 12.5px } code { font-size: 90% }
-@media print { nav { display: none } details { border: 0 } }
+@media print { :root { color-scheme: light } nav { display: none } details { border: 0 } }
 """
 
 
