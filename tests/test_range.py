@@ -26,6 +26,43 @@ def test_student_p_values_of_exchangeable_observations_are_valid(number, dim):
     assert 0.4 < float((p <= 0.5).double().mean()) < 0.6
 
 
+def test_heavy_tails_of_the_pairs_are_in_range():
+    """The p-value of an observation that is no farther than k of N pairs is at least k/N, whatever the tail of distances."""
+    with seeded(0):
+        rows = torch.distributions.StudentT(1.5).sample((400, 4))
+        near = torch.distributions.StudentT(1.5).sample((2000, 4))
+    usual = Range.of(rows)
+    p, share = usual.p_values(near), usual.conformal(near) - 1 / 401
+    assert bool((p >= share - 1e-6).all())
+    assert float((p < 1e-3).double().mean()) < 0.005
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_simulations_complete_few_pairs(number):
+    """An observation a thousand deviations away is out of range of two to five pairs; exchangeable ones are not."""
+    with seeded(number):
+        root = torch.randn(6, 6)
+        like, near = torch.randn(300, 6) @ root, torch.randn(200, 6) @ root + 5
+        usual = Range.of(torch.randn(number, 6) @ root + 5, like)
+    assert float(usual.p_values(near * 1000).max()) < 1e-3
+    assert float((usual.p_values(near) < 1e-3).double().mean()) < 0.02
+
+
+def test_far_out_of_range_the_answer_is_as_wide_as_at_a_typical_pair(posteriors):
+    """Along rays out of the pairs: wherever p is below a tenth of the warning level."""
+    posterior = posteriors("default")
+    with seeded(2):
+        real = observe(PRIOR.sample((200,)))
+        direction = torch.nn.functional.normalize(torch.randn(10, 3), dim=1)
+    usual, met = _spread(posterior, real).median(0).values, 0
+    for distance in (4.0, 6.0, 8.0, 12.0, 20.0, 40.0):
+        moved = real[:10] + distance * real.std(0) * direction
+        far = posterior.check(moved).pairs < 1e-4
+        met += int(far.sum())
+        assert bool((_spread(posterior, moved)[far] >= 0.85 * usual).all())  # 300 draws, and the median over other pairs
+    assert met >= 20
+
+
 def test_out_of_range_the_answer_is_never_sharper_than_inside(posteriors):
     """From ten standard deviations of the pairs to a thousand, in 20 directions; inside: the sharpest of 100 observations."""
     posterior = posteriors("default")

@@ -1,8 +1,16 @@
-r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \), 1 - λ = (1 - λ_x)(1 - λ_θ).
+r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \),
+1 - λ = (1 - λ_x)(1 - λ_v)(1 - λ_θ).
 
 **Data.** The distance of an observation is that of its summary to the mean of the pairs' summaries, in the metric of their
 shrunk covariance. The leave-one-out distances of the pairs say what is usual: with p the p-value of the log distance under
-their Student-t predictive distribution, or the share of pairs that are as far, if that is larger, λ_x = p_0 / (p_0 + p).
+their Student-t predictive distribution, or the share of pairs that are as far, if that is larger, λ_x = p_0 / (p_0 + p). Few
+pairs say little of it; simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of
+the simulator does not matter) and as a conjugate normal-inverse-gamma prior of the log distances.
+
+**Spread.** An answer far out of range is not sharper than one in range. With v_i the median variance of parameter i over the
+answers at the pairs, v_i(y) that of the stack at y and π_i that of the prior, the mixture has a variance of at least v_i if its
+share of the prior is (v_i - v_i(y)) / (π_i - v_i(y)). λ_v is the largest of these over parameters, physical and unconstrained,
+times a ramp in log p: 0 at p = 0.001, the level of the warning, and 1 from a tenth of that down.
 
 **Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
@@ -26,6 +34,12 @@ from fmcpe.nn.fitted import Fitted
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 
+PSEUDO_PAIRS = 4
+"""Pairs that simulations count for, where they say what is usual."""
+
+WARNED = 1e-3
+"""P-value below which an observation is called out of range."""
+
 
 class Range(Fitted):
     """Which observations are usual, by the distance of their summaries."""
@@ -36,27 +50,40 @@ class Range(Fitted):
     """To whitened principal directions, (f, q)."""
     distances: Tensor
     """Log distance of each of N usual observations when it is left out, (N,)."""
+    before: tuple[float, float] | None = None
+    """Mean and standard deviation of log distances between simulations, where they complete few pairs."""
 
     @classmethod
-    def of(cls, rows: Tensor, directions: int = 16) -> Range:
-        """From summaries (N, f), in at most `directions` principal directions."""
+    def of(cls, rows: Tensor, like: Tensor | None = None, directions: int = 16) -> Range:
+        """From summaries (N, f), in at most `directions` principal directions; `like` are simulations that complete them."""
         number = len(rows)
-        size = max(1, min(directions, rows.shape[1], number // 3))
-        mean, matrix = whitening(rows, size)
+        size = max(1, min(directions, rows.shape[1], number // 3 if like is None else len(like) // 3))
+        like = None if like is None else like - like.mean(0)
+        mean, matrix = whitening(rows, size, like)
         distances, folds = rows.new_zeros(number), torch.arange(number) % min(number, 20)
-        for k in folds.unique() if number > 3 else ():
-            distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size))
-        return cls(mean=mean, matrix=matrix, distances=distances)
+        for k in folds.unique() if number > (3 if like is None else 1) else ():
+            distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size, like))
+        out = cls(mean=mean, matrix=matrix, distances=distances)
+        if like is not None:
+            out.before = _between_simulations(like, number, size)
+        return out
 
     def p_values(self, rows: Tensor) -> Tensor:
-        """Student-t predictive p-value of each row's log distance, (B,); three observations or fewer say nothing."""
+        """Student-t predictive p-value of each row's log distance, (B,); alone, three observations or fewer say nothing."""
         number = len(self.distances)
-        if number < 4:
+        if number < (4 if self.before is None else 2):
             return torch.ones(len(rows), device=rows.device)
-        scale = self.distances.std().clamp_min(1e-3) * (1 + 1 / number) ** 0.5
+        mean, variance, freedom, count = self.distances.mean(), self.distances.var(), number - 1, float(number)
+        if self.before is not None:  # normal-inverse-gamma prior of as many pseudo-pairs as the covariance has
+            usual, deviation = self.before
+            apart = number * PSEUDO_PAIRS / (number + PSEUDO_PAIRS) * (mean - usual).square()
+            freedom, count = number - 1 + PSEUDO_PAIRS, number + PSEUDO_PAIRS
+            variance = ((number - 1) * variance + PSEUDO_PAIRS * deviation**2 + apart) / freedom
+            mean = (number * mean + PSEUDO_PAIRS * usual) / count
+        scale = variance.sqrt().clamp_min(1e-3) * (1 + 1 / count) ** 0.5
         distance = _log_distance(rows, self.mean, self.matrix)
         share = (self.distances >= distance[:, None]).float().mean(1)
-        return torch.maximum(share, _tail((distance - self.distances.mean()) / scale, number - 1))
+        return torch.maximum(share, _tail((distance - mean) / scale, freedom))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
@@ -69,7 +96,7 @@ class RangeCheck:
     """Whether observations are like those that the posterior was fitted on; every tensor has shape (B,).
 
     Args:
-        pairs: Student-t predictive p-value of the distance to the calibration pairs.
+        pairs: Student-t predictive p-value of the distance to the calibration pairs; few of them are completed by simulations.
         conformal: Conformal p-value of the same distance: for any distribution, approximately valid, never below 1/(N + 1).
         simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: λ, the share of the prior in the answer.
@@ -83,7 +110,7 @@ class RangeCheck:
     @property
     def out_of_range(self) -> Tensor:
         """Observations with a p-value below 0.001."""
-        return self.pairs < 1e-3
+        return self.pairs < WARNED
 
     def __str__(self) -> str:
         return "\n".join(
@@ -104,20 +131,37 @@ def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
     return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
 
 
-def whitening(rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance."""
-    data = rows.double()
+def whitening(rows: Tensor, size: int, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance.
+
+    Centred simulations `like`, (M, f), count for `PSEUDO_PAIRS` rows of the covariance.
+    """
+    data, freedom = rows.double(), max(1, len(rows) - 1)
     mean = data.mean(0)
-    std = data.std(0)
-    std = torch.where(std > 1e-9 * data.abs().amax(0).clamp_min(1e-30), std, torch.inf)
-    _, values, vectors = torch.linalg.svd((data - mean) / std, full_matrices=False)
-    values, vectors = values[:size].square() / max(1, len(data) - 1), vectors[:size]
+    data = data - mean
+    if like is not None:
+        freedom = len(rows) - 1 + PSEUDO_PAIRS
+        data = torch.cat([data, (PSEUDO_PAIRS / len(like)) ** 0.5 * like.double()])
+    std = (data.square().sum(0) / freedom).sqrt()
+    std = torch.where(std > 1e-9 * (data + mean).abs().amax(0).clamp_min(1e-30), std, torch.inf)
+    _, values, vectors = torch.linalg.svd(data / std, full_matrices=False)
+    values, vectors = values[:size].square() / freedom, vectors[:size]
     if len(values) < size:
         values = torch.cat([values, values.new_ones(size - len(values))])
         vectors = torch.cat([vectors, vectors.new_zeros(size - len(vectors), vectors.shape[1])])
-    weight = size / (size + len(data))
+    weight = size / (size + freedom + 1)
     values = (1 - weight) * values + weight * values.mean()
     return mean.to(rows), (vectors.T / values.clamp_min(1e-12).sqrt() / std[:, None]).to(rows)
+
+
+def _between_simulations(like: Tensor, number: int, size: int, sets: int = 12, most: int = 60) -> tuple[float, float]:
+    """Mean and standard deviation of the log distance of a simulation to `number` others, as pairs have it."""
+    number, found = min(number, most, len(like) // 2), []
+    for k in range(sets):
+        rows = like.roll(-k * (len(like) // sets), 0)
+        found.append(_log_distance(rows[number : number + most], *whitening(rows[:number], size, like)))
+    distances = torch.cat(found)
+    return float(distances.mean()), float(distances.std())
 
 
 class WithinRange(Posterior):
@@ -129,26 +173,40 @@ class WithinRange(Posterior):
         simulated: Which are usual among simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
+        typical: Median variance of the answers at the pairs, of unconstrained and of physical parameters (2p numbers);
+            None for files of earlier versions.
     """
 
     measured: Tensor
     """Mean and scale of the pairs' z_i, and the range of the target prior, (4, p)."""
 
     def __init__(
-        self, inner: Posterior, usual: Range, simulated: Range | None, half: float, shared: Problem | Shared
+        self,
+        inner: Posterior,
+        usual: Range,
+        simulated: Range | None,
+        half: float,
+        shared: Problem | Shared,
+        typical: list[float] | None = None,
     ) -> None:
         super().__init__()
         self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
         self.base, self._last = shared.base.summarised(), Remembered()
+        self.typical, self.prior_variance = typical, self._variances(shared.pool[None])[0]
 
     @classmethod
-    def of(cls, inner: Posterior, problem: Problem, half: float, simulations: int = 300) -> WithinRange:
-        """With what is usual among the pairs of a problem, and among some simulations."""
-        bank = problem.bank_seen
-        simulated = None if bank is None else Range.of(bank[:simulations].flatten(1))
-        out = cls(inner, Range.of(problem.seen.flatten(1)), simulated, half, problem).to(problem.z.device)
+    def of(
+        cls, inner: Posterior, problem: Problem, half: float, draws: Tensor | None = None, simulations: int = 300
+    ) -> WithinRange:
+        """With what is usual among the pairs of a problem and among some simulations; `draws` for the pairs in z, (N, S, p)."""
+        bank = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
+        simulated = None if bank is None else Range.of(bank)
+        usual = Range.of(problem.seen.flatten(1), bank)
+        out = cls(inner, usual, simulated, half, problem).to(problem.z.device)
+        if draws is not None:
+            out.typical = out._variances(draws).median(0).values.tolist()
         number, tails = len(problem), torch.tensor([0.01, 0.99], device=problem.pool.device)
         low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
         # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
@@ -158,7 +216,30 @@ class WithinRange(Posterior):
 
     def share_of_prior(self, y: Tensor) -> Tensor:
         """λ(y), (B,)."""
-        return self._last(y, lambda: 1 - (1 - self._share(self.p_values(y))) * (1 - self.share_by_theta(y)))
+
+        def compute() -> Tensor:
+            p = self.p_values(y)
+            return 1 - (1 - self._share(p)) * (1 - self.share_by_spread(y, p)) * (1 - self.share_by_theta(y))
+
+        return self._last(y, compute)
+
+    def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
+        """λ_v(y), (B,), for observations with p-values p: always from the same draws."""
+        ramp, out = (-(p / WARNED).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
+        if self.typical is None or not bool((ramp > 0).any()):
+            return out
+        with seeded(0), torch.no_grad():
+            here = self._variances(self.inner.sample(y[ramp > 0], draws))
+        prior = self.prior_variance.to(here)
+        least = torch.minimum(torch.tensor(self.typical).to(here), prior)
+        missing = (least - here).clamp_min(0) / (prior - here).clamp_min(1e-12)
+        out[ramp > 0] = (missing.nan_to_num(1.0).clamp_max(1).amax(1)).to(out)
+        return ramp * out
+
+    def _variances(self, z: Tensor) -> Tensor:
+        """Variance of unconstrained and of physical parameters, (B, 2p), of draws (B, S, p)."""
+        theta = self.prior.space.to_theta(z.flatten(0, 1)).reshape(z.shape)
+        return torch.cat([z.double().var(1), theta.double().var(1)], dim=1)
 
     def p_values(self, y: Tensor) -> Tensor:
         """Student-t predictive p-value of the distance to the pairs, (B,)."""
@@ -196,7 +277,10 @@ class WithinRange(Posterior):
 
     def to_config(self) -> dict[str, Any]:
         ranges = [None if r is None else [*r.matrix.shape, len(r.distances)] for r in (self.usual, self.simulated)]
-        return {"inner": to_config(self.inner), "ranges": ranges, "half": self.p_half}
+        return {
+            "inner": to_config(self.inner), "ranges": ranges, "half": self.p_half,
+            "before": self.usual.before, "typical": self.typical,
+        }  # fmt: skip
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
@@ -205,4 +289,8 @@ class WithinRange(Posterior):
             for sizes in config["ranges"]
         )
         assert usual is not None
-        return cls(from_config(config["inner"], shared), usual, simulated, config["half"], shared)
+        # files of earlier versions have neither
+        usual.before = None if config.get("before") is None else tuple(config["before"])
+        return cls(
+            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("typical")
+        )

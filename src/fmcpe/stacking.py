@@ -235,7 +235,7 @@ class Stack:
         held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
-            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range),
+            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out),
             names,
             weights,
             torch.stack([distances.scores(row).mean() for row in torch.eye(len(names))]),
