@@ -14,6 +14,7 @@ from sbi.inference.potentials.base_potential import BasePotential
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._ambient import settled
 from fmcpe._checks import (
     as_observation,
     as_observations,
@@ -166,7 +167,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         if batch is not None and batch < 1:
             raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
-        with seeded(seed):
+        with settled(), seeded(seed):
             z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
