@@ -11,8 +11,12 @@ from fmcpe._interrupts import Restoring
 
 LARGE = 4096
 """Numbers in one observation from which on several threads pay: images. Below, threads cost more than they give."""
-_callers: tuple[torch.dtype, int] | None = None
-"""The caller's default dtype and number of threads, while the library's own are in force."""
+
+
+class _Caller:
+    """The caller's default dtype and number of threads, while the library's own are in force."""
+
+    settings: tuple[torch.dtype, int] | None = None
 
 
 def _settings() -> tuple[torch.dtype, int]:
@@ -40,22 +44,20 @@ class settled(Restoring):  # noqa: N801
         self._modes = ExitStack()
 
     def _begin(self) -> None:
-        global _callers
         _turns.take()
-        self._taken, self._outer, self._before = True, _callers, _settings()
-        _callers = _callers or self._before
+        self._taken, self._outer, self._before = True, _Caller.settings, _settings()
+        _Caller.settings = _Caller.settings or self._before
         if torch.is_inference_mode_enabled():
             self._modes.enter_context(torch.inference_mode(False))
         small = self.numbers is not None and self.numbers < LARGE
         _set(torch.float32, 1 if small else self._before[1])
 
     def _end(self) -> None:
-        global _callers
         try:
             self._modes.close()
             if self._before is not None:
                 _set(*self._before)
-                _callers = self._outer
+                _Caller.settings = self._outer
         finally:
             if self._taken:
                 self._taken, self._before = False, None
@@ -77,18 +79,16 @@ class user_code(Restoring):  # noqa: N801
         return self._lent.turn
 
     def _begin(self) -> None:
-        global _callers
         self._lent._begin()
-        self._grad, self._outer, self._before = torch.is_grad_enabled(), _callers, _settings()
+        self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
         torch.set_grad_enabled(False)
-        if _callers is not None:
-            _set(*_callers)
-            _callers = None
+        if _Caller.settings is not None:
+            _set(*_Caller.settings)
+            _Caller.settings = None
 
     def _end(self) -> None:
-        global _callers
         self._lent._end()
         if self._before is not None:
             _set(*self._before)
-            _callers = self._outer
+            _Caller.settings = self._outer
             torch.set_grad_enabled(self._grad)

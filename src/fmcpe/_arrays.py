@@ -44,7 +44,9 @@ def as_numbers(
         return tensor.detach().to(device=device, dtype=dtype, copy=True)
 
 
-_COMPLEX = "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
+_COMPLEX = (
+    "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
+)
 
 
 def _as_array(value: Any, masked_as_nan: bool) -> Any:
@@ -58,7 +60,7 @@ def _as_array(value: Any, masked_as_nan: bool) -> Any:
                 f"got a masked array with {number} masked value(s) of {value.size}. Leave those rows out, or fill them: "
                 "y.filled(value)"
             )
-        value = value.astype(np.float64).filled(np.nan) if number else value.data
+        value = np.ma.filled(value.astype(np.float64), np.nan) if number else value.data
     array = np.asarray(value)
     if array.dtype.kind == "O":  # e.g. a DataFrame with several types of numbers
         if any(isinstance(each, complex | np.complexfloating) for each in array.flat):
@@ -93,7 +95,7 @@ def refuse_loss(data: Tensor, least: int) -> None:
         worst = int(torch.where(bad, lost / spread, torch.zeros_like(lost)).argmax())
         raise UnreadableError(
             f"got {int(bad.sum())} of {len(bad)} column(s) with a large offset: column {worst} has mean "
-            f"{float(rows[:, worst].mean()):.9g} and standard deviation {float(spread[worst]):.3g}, of which rounding to single "
-            f"precision loses {min(1.0, float(lost[worst] / spread[worst])):.0%} (at most {LOSS:.0%} is accepted). Subtract a "
-            "constant in double precision, the same from simulations and measurements"
+            f"{float(rows[:, worst].mean()):.9g} and standard deviation {float(spread[worst]):.3g}, of which rounding to "
+            f"single precision loses {min(1.0, float(lost[worst] / spread[worst])):.0%} (at most {LOSS:.0%} is accepted). "
+            "Subtract a constant in double precision, the same from simulations and measurements"
         )

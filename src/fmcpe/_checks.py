@@ -150,7 +150,8 @@ def as_observations(x: Any, shape: torch.Size) -> Tensor:
 
 def as_theta(theta: Any, dim: int) -> Tensor:
     """Parameters as rows, (N, dim), from (N, dim) or (dim,); gradients flow to `theta`."""
-    tensor = theta.to(torch.float32) if isinstance(theta, Tensor) else as_tensor(theta, "theta")
+    plain = isinstance(theta, Tensor) and not theta.is_complex()
+    tensor = theta.to(torch.float32) if plain else as_tensor(theta, "theta")
     if bool(torch.isnan(tensor).any()):
         raise ValueError(f"Expected numbers in theta, got {int(tensor.isnan().sum())} NaN. Remove the rows concerned.")
     if tensor.shape == (dim,):

@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_depth, _waiting = 0, False
-_callers: Any = None
+
+class _State:
+    """How many context managers are open, whether an interrupt waits, and the caller's handler."""
+
+    depth, waiting = 0, False
+    handler: Any = None
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
     """The caller's handler, unless an entry or an exit is under way."""
-    global _waiting
     place = frame
     while place is not None:
         if place.f_code in _CRITICAL:
-            _waiting = True
+            _State.waiting = True
             return
         place = place.f_back
-    _callers(signum, frame)
-
-
-def interrupted() -> bool:
-    """Whether an interrupt waits for the end of the entry that runs now."""
-    return _waiting and threading.current_thread() is threading.main_thread()
+    _State.handler(signum, frame)
 
 
 class Restoring:
@@ -48,7 +46,7 @@ class Restoring:
         _install()
         try:
             self._begin()
-            _deliver()
+            deliver()
         except BaseException:
             self.__exit__()
             raise
@@ -65,30 +63,27 @@ _CRITICAL = frozenset({Restoring.__enter__.__code__, Restoring.__exit__.__code__
 
 
 def _install() -> None:
-    global _depth, _callers
     if threading.current_thread() is not threading.main_thread():
         return
-    if _depth == 0:
+    if _State.depth == 0:
         found = signal.getsignal(signal.SIGINT)
         if callable(found):  # not where interrupts are ignored, or end the process
-            _callers = found
+            _State.handler = found
             signal.signal(signal.SIGINT, _handle)
-    _depth += 1
+    _State.depth += 1
 
 
 def _uninstall() -> None:
-    global _depth
     if threading.current_thread() is not threading.main_thread():
         return
-    _depth -= 1
-    if _depth == 0 and signal.getsignal(signal.SIGINT) is _handle:
-        signal.signal(signal.SIGINT, _callers)
-    _deliver()
+    _State.depth -= 1
+    if _State.depth == 0 and signal.getsignal(signal.SIGINT) is _handle:
+        signal.signal(signal.SIGINT, _State.handler)
+    deliver()
 
 
-def _deliver() -> None:
+def deliver() -> None:
     """Hand an interrupt that waited to the caller's handler."""
-    global _waiting
-    if interrupted():
-        _waiting = False
-        _callers(signal.SIGINT, None)
+    if _State.waiting and threading.current_thread() is threading.main_thread():
+        _State.waiting = False
+        _State.handler(signal.SIGINT, None)

@@ -4,8 +4,8 @@ sbi, zuko and users' simulators draw from the global generators, so two seeded s
 its turn with `take`, as often as it likes, and gives it back with `give`.
 
 A simulator may itself start threads that call this library, and wait for them. They would wait for ever for the turn of the
-thread that waits for them. So a thread whose simulator runs (`lent`), and which waits in one of Python's own waiting functions for
-a second, lends its turn to the next in line.
+thread that waits for them. So a thread whose simulator runs (`lent`), and which waits in one of Python's own waiting
+functions for a second, lends its turn to the next in line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from fmcpe._interrupts import Restoring, interrupted
+from fmcpe._interrupts import Restoring, deliver
 
 PATIENCE = 1.0
 """Seconds that a thread has to wait inside of its simulator before its turn is lent."""
@@ -47,8 +47,7 @@ def take() -> None:
             if not _blocked(_turns[-1]):
                 since = time.monotonic()
             _changed.wait(0.05)
-            if interrupted():
-                raise KeyboardInterrupt
+            deliver()
 
 
 def give() -> None:
@@ -119,7 +118,7 @@ def leave(turn: _Turn | None) -> None:
 
 def _after_fork() -> None:
     """Only the thread that forked lives on in the child."""
-    global _changed
+    global _changed  # noqa: PLW0603
     _changed = threading.Condition()
     _turns[:] = [turn for turn in _turns if threading.get_ident() in turn.threads]
 

@@ -194,7 +194,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
                 'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
             )
         y = self._x_else_default_x(x) if x is None else self._as_observations(x)
-        return self.inner.check(y)
+        with settled():
+            return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
         """Warn once, with the number of observations unlike all pairs; called by public methods.
@@ -203,7 +204,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         """
         if not isinstance(self.inner, WithinRange):
             return
-        with torch.no_grad():
+        with settled(), torch.no_grad():
             p = self.inner.p_values(y)
         unlike = stats.false_discovery_control(p.double().cpu().numpy()) < 1e-3
         if unlike.any():
@@ -249,6 +250,10 @@ class CorrectedPosterior(Exports, NeuralPosterior):
 
     def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         """(B, n, p) and (B, ...) -> (B, n)."""
+        with settled():
+            return self._log_density(theta, y, track_gradients)
+
+    def _log_density(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         flat = theta.reshape(-1, theta.shape[-1])
         with torch.no_grad():  # on the bounds z is infinite
             inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
@@ -309,7 +314,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         def log_density(z: Tensor) -> Tensor:
             return self._log_prob(self.space.to_theta(z)[None], y, track_gradients=False)[0]
 
-        with seeded(seed):
+        with settled(), seeded(seed):
             start = self.space.to_z_safely(self._draw(y, num_init_samples, None, False, None)[0])
             z = cross_entropy_search(log_density, start, num_to_optimize, num_iter, show_progress_bars)
         best = self.space.to_theta(z[None])

@@ -129,6 +129,7 @@ def train_npe(
             warning.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left. All at
             once if None.
+        simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
         dask: Address of a Dask scheduler, or a client, to simulate on that cluster (`fmcpe.simulate`).
         max_num_epochs: Length of the cycle of the learning rate.
         training_batch_size: Simulations per gradient step.

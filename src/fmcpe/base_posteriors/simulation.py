@@ -79,8 +79,8 @@ def simulate(
     shape, other = found[0], next((each for each in found if each != found[0]), None)
     if other is not None:
         raise ValueError(
-            f"Expected simulations of one shape, got {tuple(shape)} from one batch and {tuple(other)} from another. Return rows "
-            "of the same shape at every call."
+            f"Expected simulations of one shape, got {tuple(shape)} from one batch and {tuple(other)} from another. Return "
+            "rows of the same shape at every call."
         )
     # a batch that failed as a whole does not know its shape
     return torch.cat(
