@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from fmcpe._arrays import UnreadableError, as_numbers
 from fmcpe._random import seeded
 
 
@@ -54,11 +55,22 @@ def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
 
 
 def as_tensor(
-    value: Any, name: str, dtype: torch.dtype = torch.float32, device: str | None = None, *, finite: bool = True
+    value: Any,
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    *,
+    finite: bool = True,
+    rows: int | None = None,
 ) -> Tensor:
-    """A tensor from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise."""
+    """A tensor of its own from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
+
+    With so many `rows` or more, numbers that single precision would round away are refused.
+    """
     try:
-        tensor = as_numbers(value, dtype, device)
+        tensor = as_numbers(value, dtype, device, rows=rows)
+    except UnreadableError as error:
+        raise ValueError(f"Expected real numbers in {name}, {error}.") from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"Expected {name} to be a torch tensor or a numpy array, got a {type(value).__name__} that does not "
@@ -87,16 +99,6 @@ def finite_rows(data: Tensor) -> Tensor:
     if bool(torch.isfinite(data.sum())):
         return torch.ones(len(data), dtype=torch.bool, device=data.device)
     return torch.isfinite(data).flatten(1).all(1)
-
-
-def as_numbers(value: Any, dtype: torch.dtype, device: Any) -> Tensor:
-    """A detached tensor of a number, a list, an array, a DataFrame or a tensor."""
-    if isinstance(value, Tensor):
-        tensor = value
-    else:
-        array = np.asarray(value)
-        tensor = torch.as_tensor(array if array.flags.writeable else array.copy())  # pandas gives views, torch warns
-    return tensor.detach().to(device=device, dtype=dtype)
 
 
 def parameter_dim(prior: Distribution) -> int:
@@ -148,7 +150,8 @@ def as_observations(x: Any, shape: torch.Size) -> Tensor:
 
 def as_theta(theta: Any, dim: int) -> Tensor:
     """Parameters as rows, (N, dim), from (N, dim) or (dim,); gradients flow to `theta`."""
-    tensor = theta.to(torch.float32) if isinstance(theta, Tensor) else as_tensor(theta, "theta")
+    plain = isinstance(theta, Tensor) and not theta.is_complex()
+    tensor = theta.to(torch.float32) if plain else as_tensor(theta, "theta")
     if bool(torch.isnan(tensor).any()):
         raise ValueError(f"Expected numbers in theta, got {int(tensor.isnan().sum())} NaN. Remove the rows concerned.")
     if tensor.shape == (dim,):
@@ -177,7 +180,7 @@ def as_pairs(
     from sbi.utils.sbiutils import within_support
 
     refuse_missing(theta, y)
-    theta, y, dim = as_tensor(theta, "theta"), as_tensor(y, "y"), parameter_dim(prior)
+    theta, y, dim = as_tensor(theta, "theta", rows=5), as_tensor(y, "y", rows=5), parameter_dim(prior)
     if y.ndim == 1:
         y = y[:, None]  # each observation is one number
     if theta.ndim == 1 and dim == 1:
@@ -213,7 +216,7 @@ def as_pairs(
             f"Expected physical theta inside the prior's support, got {int(outside.sum())} of {number} rows outside "
             f"the prior (first: row {row}, {theta[row].tolist()}). {hint}"
         )
-    x = None if x is None else as_tensor(x, "x")
+    x = None if x is None else as_tensor(x, "x", rows=5)
     if x is not None and x.ndim == 1:
         x = x[:, None]
     if x is not None and x.shape != y.shape:

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
+from fmcpe import _turns
+from fmcpe._interrupts import Restoring
 
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
+
+class seeded(Restoring):  # noqa: N801
     """Run a block with seeded generators, then restore the caller's state.
 
     Users' simulators draw from torch's, numpy's or Python's global generator, so all three are set and restored. With
-    ``seed=None`` the block draws from the global generators as they stand.
+    ``seed=None`` the block draws from the global generators as they stand. Blocks of several threads run one after another
+    (`fmcpe._turns`), seeded or not: each has the generators for itself.
     """
-    if seed is None:
-        yield
-        return
-    if not isinstance(seed, int | np.integer):
-        raise TypeError(f"Expected seed to be a whole number or None, got {seed!r}. Try seed=0.")
-    seed = int(seed)
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+
+    def __init__(self, seed: int | None) -> None:
+        if seed is not None and not isinstance(seed, int | np.integer):
+            raise TypeError(f"Expected seed to be a whole number or None, got {seed!r}. Try seed=0.")
+        self.seed = None if seed is None else int(seed)
+        self._taken, self._states = False, None
+
+    _states: tuple[Any, ...] | None
+
+    def _begin(self) -> None:
+        _turns.take()
+        self._taken = True
+        if self.seed is None:
+            return
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._states = torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+        torch.manual_seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        random.seed(self.seed)
+
+    def _end(self) -> None:
         try:
-            yield
+            if self._states is not None:
+                state, cuda, numpy_state, python_state = self._states
+                torch.set_rng_state(state)
+                if cuda:
+                    torch.cuda.set_rng_state_all(cuda)
+                np.random.set_state(numpy_state)
+                random.setstate(python_state)
         finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
+            if self._taken:
+                self._taken, self._states = False, None
+                _turns.give()
 
 
 def derive(seed: int | None, *streams: int | str) -> int | None:

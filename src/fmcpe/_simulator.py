@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmcpe._checks import as_numbers, finite_rows
+from fmcpe._ambient import user_code
+from fmcpe._arrays import UnreadableError, as_numbers
+from fmcpe._checks import finite_rows, is_positive
 from fmcpe._errors import FMCPEWarning
 from fmcpe._progress import advance
+from fmcpe._timeout import within
 
 
 class CheckedSimulator:
@@ -25,6 +28,9 @@ class CheckedSimulator:
         shape: Shape of one observation, if known.
         max_failed: Share of the rows of `attempt` that may fail.
         batch_size: Rows per call; all at once if None.
+        timeout: Seconds that one call may take; no limit if None.
+
+    It is given a copy of θ, so that it may change its argument, and runs with the caller's default dtype and threads.
 
     Attributes:
         tried: Rows of `attempt` so far.
@@ -43,6 +49,7 @@ class CheckedSimulator:
         shape: torch.Size | None,
         max_failed: float = 0.1,
         batch_size: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         if not callable(simulator):
             kind, hint = type(simulator).__name__, "Pass simulator=my_function."
@@ -57,7 +64,10 @@ class CheckedSimulator:
             )
         if not 0 <= max_failed < 1:
             raise ValueError(f"Expected max_failed between 0 and 1, got {max_failed}. Try max_failed=0.1.")
+        if timeout is not None and not is_positive(timeout):
+            raise ValueError(f"Expected simulation_timeout to be a positive number, got {timeout!r}. Leave it out.")
         self.simulator, self.shape, self.max_failed, self.batch_size = simulator, shape, max_failed, batch_size
+        self.timeout = timeout
         self.tried, self.failed, self.first = 0, 0, ""
 
     def __call__(self, theta: Tensor) -> Tensor:
@@ -149,8 +159,8 @@ class CheckedSimulator:
     def _rows(self, theta: Tensor, works: bool) -> list[tuple[int, Tensor | None]]:
         """Simulations of consecutive rows; None for a row at which the simulator raises."""
         try:
-            with torch.no_grad():
-                out = self.simulator(theta)
+            with user_code() as running:
+                out = within(self.timeout, self.simulator, theta.clone(), running)
         except NotImplementedError:
             raise
         except (ArithmeticError, ValueError, RuntimeError) as error:
@@ -172,7 +182,10 @@ class CheckedSimulator:
         """What the simulator returned, as a tensor (N, ...)."""
         number = theta.shape[0]
         try:
-            x = as_numbers(out, torch.float32, theta.device)
+            # a copy: simulators may return the same buffer again and again
+            x = as_numbers(out, torch.float32, theta.device, masked_as_nan=True, rows=20)
+        except UnreadableError as error:
+            raise ValueError(f"Expected real numbers from the simulator, {error}.") from error
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"Expected the simulator to return a tensor or array of numbers, got a {type(out).__name__}. Return "
@@ -188,4 +201,5 @@ class CheckedSimulator:
                 f"theta of shape {tuple(theta.shape)}. Wrap a simulator of one parameter vector: lambda theta: "
                 "torch.stack([torch.as_tensor(simulate_one(row)) for row in theta])."
             )
+        self.shape = x.shape[1:]  # it may not change from call to call
         return x

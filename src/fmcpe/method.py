@@ -14,6 +14,7 @@ from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from torch import Tensor
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import as_device, as_pairs, as_tensor, parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, columns_of, default_names, in_order
@@ -52,6 +53,7 @@ class FMCPE:
             columns of a DataFrame `theta`.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
+        simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
 
     Example:
         >>> posterior = fmcpe.FMCPE(base, simulator).fit(theta_cal, y_cal, seed=0, show_progress_bars=False)
@@ -71,6 +73,7 @@ class FMCPE:
         names: Sequence[str] | None = None,
         simulations: tuple[Any, Any] | None = None,
         simulation_batch_size: int | None = None,
+        simulation_timeout: float | None = None,
     ) -> None:
         if isinstance(simulator, NeuralPosterior) and not isinstance(posterior, NeuralPosterior):
             raise TypeError(
@@ -90,9 +93,9 @@ class FMCPE:
         known = names if names is not None else self.base.names or getattr(prior, "names", None)
         self.names = None if known is None else as_names(known, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
-        self.simulation_batch_size = simulation_batch_size
+        self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
         if simulator is not None:  # what is not a function is refused before there are pairs
-            CheckedSimulator(simulator, None, batch_size=simulation_batch_size)
+            CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
         """Simulations that `fit` runs on so many pairs, if they come without simulations of their own."""
@@ -149,7 +152,7 @@ class FMCPE:
         number = 0 if simulator is None else self.num_simulations(len(theta))
         logging.getLogger("fmcpe").info("fit runs %d simulations", number)
         started, paper = time.perf_counter(), isinstance(self.recipe, Paper)
-        with seeded(seed):
+        with settled(y.shape[1:].numel()), seeded(seed):
             problem = build_problem(
                 self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self._bank,
                 simulations=0 if paper else SIMULATIONS_PER_PAIR, show_progress_bars=show_progress_bars,
@@ -168,10 +171,10 @@ class FMCPE:
                 )  # fmt: skip
                 return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
-        record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
-        record = replace(record, names=tuple(given), data_names=data_names)
-        held_out = HeldOut.of(fitted, problem)
-        return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
+            record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
+            record = replace(record, names=tuple(given), data_names=data_names)
+            held_out = HeldOut.of(fitted, problem)
+            return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
 
     def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
         """The posterior keeps the simulator for predictive checks."""
@@ -198,7 +201,7 @@ class FMCPE:
         if x is not None or (self.simulator is None and getattr(self.recipe, "stages", "") == "theta-only"):
             return None
         if self.simulator is not None:
-            return CheckedSimulator(self.simulator, shape, 0.5, self.simulation_batch_size)
+            return CheckedSimulator(self.simulator, shape, 0.5, self.simulation_batch_size, self.simulation_timeout)
         missing = "Expected a simulator or paired simulations, got neither"
         advice = "Give FMCPE(posterior, simulator), or fit(theta, y, x=simulations_at_theta)."
         if isinstance(self.recipe, Paper):

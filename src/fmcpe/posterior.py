@@ -14,6 +14,7 @@ from sbi.inference.potentials.base_potential import BasePotential
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._ambient import settled
 from fmcpe._checks import (
     as_observation,
     as_observations,
@@ -166,7 +167,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         if batch is not None and batch < 1:
             raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
-        with seeded(seed):
+        with settled(), seeded(seed):
             z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
@@ -193,7 +194,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
                 'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
             )
         y = self._x_else_default_x(x) if x is None else self._as_observations(x)
-        return self.inner.check(y)
+        with settled():
+            return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
         """Warn once, with the number of observations unlike all pairs; called by public methods.
@@ -202,7 +204,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         """
         if not isinstance(self.inner, WithinRange):
             return
-        with torch.no_grad():
+        with settled(), torch.no_grad():
             p = self.inner.p_values(y)
         unlike = stats.false_discovery_control(p.double().cpu().numpy()) < 1e-3
         if unlike.any():
@@ -248,6 +250,10 @@ class CorrectedPosterior(Exports, NeuralPosterior):
 
     def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         """(B, n, p) and (B, ...) -> (B, n)."""
+        with settled():
+            return self._log_density(theta, y, track_gradients)
+
+    def _log_density(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         flat = theta.reshape(-1, theta.shape[-1])
         with torch.no_grad():  # on the bounds z is infinite
             inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
@@ -308,7 +314,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         def log_density(z: Tensor) -> Tensor:
             return self._log_prob(self.space.to_theta(z)[None], y, track_gradients=False)[0]
 
-        with seeded(seed):
+        with settled(), seeded(seed):
             start = self.space.to_z_safely(self._draw(y, num_init_samples, None, False, None)[0])
             z = cross_entropy_search(log_density, start, num_to_optimize, num_iter, show_progress_bars)
         best = self.space.to_theta(z[None])

@@ -18,6 +18,8 @@ from sbi.utils.sbiutils import CallableTransform, ImproperEmpirical
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import user_code
+from fmcpe._arrays import UnreadableError, as_numbers
 from fmcpe._checks import parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.bayesflow import from_bayesflow, is_bayesflow
@@ -40,7 +42,7 @@ class DensityBase(BasePosterior):
         super().__init__(prior or posterior.prior, torch.Size(self.estimator.condition_shape))
 
     def _embed(self, x: Tensor) -> Tensor:
-        return self.estimator.embedding_net(x)
+        return self.estimator.embedding_net(x.clone())  # networks may work in place
 
     def _flow(self, x: Tensor) -> Any:
         """The conditional distribution for each row of x, through the fast implementation of the flow where there is one.
@@ -104,7 +106,7 @@ class SummaryBase(DensityBase):
 
     @torch.no_grad()
     def summarise(self, data: Tensor) -> Tensor:
-        return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
+        return torch.cat([self.estimator.embedding_net(rows.clone()) for rows in data.split(2000)])
 
     def _embed(self, x: Tensor) -> Tensor:
         return x
@@ -160,19 +162,24 @@ class CallableBase(BasePosterior):
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         rows = x.repeat_interleave(n, dim=0)
-        theta = torch.as_tensor(self.draw(rows)).to(x.device, torch.float32)
+        with user_code():
+            drawn = self.draw(rows.clone())
+        try:
+            theta = as_numbers(drawn, torch.float32, x.device, masked_as_nan=True)
+        except UnreadableError as error:
+            raise ValueError(f"Expected real numbers from the base posterior, {error}.") from error
         expected = (len(rows), parameter_dim(self.prior))
         if theta.shape != expected:
             raise ValueError(
                 f"Expected the base posterior to return one θ per row of x, {expected}, got {tuple(theta.shape)} for x "
                 f"of shape {tuple(rows.shape)}. Return one draw per row."
             )
-        return theta.clone().unflatten(0, (len(x), n))
+        return theta.unflatten(0, (len(x), n))
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         if self.density is None:
             return super()._log_density(theta, x)
-        flat = self.density(theta.flatten(0, 1), x.repeat_interleave(theta.shape[1], dim=0))
+        flat = self.density(theta.flatten(0, 1).clone(), x.repeat_interleave(theta.shape[1], dim=0))
         return torch.as_tensor(flat).to(theta).reshape(theta.shape[:2])
 
 

@@ -7,6 +7,7 @@ moved to its edge.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -15,6 +16,7 @@ from sbi.utils.sbiutils import within_support
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.spaces import bounded
 
@@ -93,9 +95,23 @@ class BasePosterior(ABC):
             # the first inside, if any
             flat[rows] = fresh[torch.arange(len(rows), device=rows.device), inside.int().argmax(1)]
             outside[rows] = ~inside.any(1)
+        missing = flat.isnan().any(1)
+        if bool(missing.any()):
+            self._refuse_nan(int(missing.sum()), len(missing))
+            flat[missing] = self.prior.sample((int(missing.sum()),)).to(flat)
+            outside &= ~missing
         if bool(outside.any()):
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
+
+    def _refuse_nan(self, number: int, of: int) -> None:
+        """Refuse draws of which most are NaN; warn of fewer, which are replaced by draws of the prior."""
+        found = f"Expected numbers from the base posterior, got NaN for {number} of {of} draws, {self.redraws + 1} times each"
+        if 2 * number > of:
+            raise ValueError(
+                f"{found}. Check that it was trained on finite data, and that x is in the units of the simulations."
+            )
+        warnings.warn(f"{found}: draws of the prior replace them.", FMCPEWarning, stacklevel=3)
 
     def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:
         """Log density of physical θ (B, n, p) given x (B, ...): (B, n), -inf outside the support.
@@ -135,6 +151,6 @@ class BasePosterior(ABC):
         upper = getattr(constraint, "upper_bound", None)
         if lower is None and upper is None:
             return self.prior.sample((theta.shape[0],)).to(theta)
-        theta = torch.nan_to_num(theta, nan=0.0)
+        theta = torch.nan_to_num(theta)  # infinite values; NaN never comes here
         theta = theta if lower is None else torch.maximum(theta, torch.as_tensor(lower).to(theta))
         return theta if upper is None else torch.minimum(theta, torch.as_tensor(upper).to(theta))

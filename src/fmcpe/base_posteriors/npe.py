@@ -20,6 +20,7 @@ from sbi.utils.sbiutils import standardizing_net
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import finite_rows, parameter_dim
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._random import seeded
@@ -99,6 +100,7 @@ def train_npe(
     simulations: tuple[Any, Any] | None = None,
     max_failed: float = 0.1,
     simulation_batch_size: int | None = None,
+    simulation_timeout: float | None = None,
     dask: Any = None,
     max_num_epochs: int = 20,
     training_batch_size: int = 512,
@@ -127,6 +129,7 @@ def train_npe(
             warning.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left. All at
             once if None.
+        simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
         dask: Address of a Dask scheduler, or a client, to simulate on that cluster (`fmcpe.simulate`).
         max_num_epochs: Length of the cycle of the learning rate.
         training_batch_size: Simulations per gradient step.
@@ -157,12 +160,13 @@ def train_npe(
     if simulations is not None:
         given = given or columns_of(simulations[0])
         simulations = in_order(simulations[0], given, "theta"), simulations[1]
-    with seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
+    with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
         known = None if given is None else as_names(given, parameter_dim(prior))
         theta, x = simulate(
-            simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size
-        )
+            simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size,
+            simulation_timeout,
+        )  # fmt: skip
         if isinstance(embedding_net, str):
             embedding_net = automatic(embedding_net, tuple(x.shape[1:]))
         if domain_randomisation and (embedding_net is None or not has_weights(embedding_net)):
@@ -246,5 +250,6 @@ def fit_npe(
                 each = estimator.loss(theta[rows], distort(data, levels, scale))
         return each if weights is None else each * weights[rows].to(each)
 
-    history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)
+    with settled(x.shape[1:].numel()):
+        history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)
     return NPEPosterior(estimator, prior, flow, embedding_net, history)

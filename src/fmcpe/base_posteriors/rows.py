@@ -61,6 +61,7 @@ def simulate(
     show_progress_bars: bool = False,
     max_failed: float = 0.1,
     batch_size: int | None = None,
+    timeout: float | None = None,
 ) -> tuple[Tensor, Rows]:
     """Simulations at draws of the prior, or the given ones: θ (N, p) and x (N, ...), without those that failed."""
     if given is not None:
@@ -73,10 +74,11 @@ def simulate(
     if dask is not None:
         size = batch_size or max(1, number // 200)
         x = run_simulator(
-            simulator, theta, dask=dask, batch_size=size, show_progress_bars=show_progress_bars, max_failed=max_failed
-        )
+            simulator, theta, dask=dask, batch_size=size, show_progress_bars=show_progress_bars, max_failed=max_failed,
+            simulation_timeout=timeout,
+        )  # fmt: skip
         return that_worked(theta, x)
-    checked = CheckedSimulator(simulator, None, max_failed, batch_size)
+    checked = CheckedSimulator(simulator, None, max_failed, batch_size, timeout)
     with seeded(0):  # a call for the shape only must not consume random numbers
         shape = checked.shape_of_one(theta)
     if 4 * number * shape.numel() > SimulationsOnDemand.max_bytes:
@@ -89,7 +91,8 @@ def simulate(
 
 def given_simulations(given: tuple[Any, Any], prior: Distribution, max_failed: float) -> tuple[Tensor, Tensor]:
     """Existing simulations, checked."""
-    theta, x, dim = as_tensor(given[0], "theta"), as_tensor(given[1], "x", finite=False), parameter_dim(prior)
+    theta, x = as_tensor(given[0], "theta", rows=20), as_tensor(given[1], "x", finite=False, rows=20)
+    dim = parameter_dim(prior)
     theta = theta[:, None] if theta.ndim == 1 and dim == 1 else theta
     x = x[:, None] if x.ndim == 1 else x
     if theta.ndim != 2 or theta.shape[1] != dim or x.ndim < 2 or theta.shape[0] != x.shape[0]:

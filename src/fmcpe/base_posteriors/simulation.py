@@ -13,6 +13,7 @@ from fmcpe._checks import as_tensor, finite_rows
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe._simulator import CheckedSimulator
+from fmcpe._turns import lent
 
 
 def simulate(
@@ -24,6 +25,7 @@ def simulate(
     seed: int | None = None,
     show_progress_bars: bool = True,
     max_failed: float = 0.1,
+    simulation_timeout: float | None = None,
 ) -> Tensor:
     """Simulate at each row of `theta`, for ``train_npe(None, prior, simulations=(theta, x))``.
 
@@ -39,6 +41,7 @@ def simulate(
         seed: Makes the noise reproducible; torch's generator is left as it was.
         show_progress_bars: Show progress after two seconds.
         max_failed: Share of the rows that may fail, by NaN, infinite values or an error; more are an error.
+        simulation_timeout: Seconds that one call of the simulator may take; more are an error.
 
     Returns:
         x, (N, ...); rows that failed are NaN, with a warning, and `train_npe` drops them.
@@ -61,26 +64,35 @@ def simulate(
         raise ValueError(f"Expected batch_size of at least 1, got {batch_size}. Try batch_size=100.")
     batches = theta.split(batch_size)
     # batches need different seeds even if the user gives none: all workers start from the same state
-    start = int(torch.randint(2**31, ())) if seed is None else seed
+    with seeded(None):
+        start = int(torch.randint(2**31, ())) if seed is None else seed
     seeds = [derive(start, "simulate", k) for k in range(len(batches))]
     results = map if dask is None else partial(_on_cluster, dask)
-    parts, counts = list[Tensor](), CheckedSimulator(simulator, None, max_failed)
+    parts, counts = list[Tensor](), CheckedSimulator(simulator, None, max_failed, timeout=simulation_timeout)
     with Progress(len(theta), "simulating", show_progress_bars) as bar:
-        for part, first in results(partial(_batch, simulator), batches, seeds):
+        for part, first in results(partial(_batch, simulator, timeout=simulation_timeout), batches, seeds):
             counts.add(len(part), int((~finite_rows(part)).sum()), first, len(theta))
             parts.append(part)
             bar.update(len(part))
     counts.warn()
-    shape = next(part.shape[1:] for part in parts if bool(finite_rows(part).any()))
+    found = [part.shape[1:] for part in parts if bool(finite_rows(part).any())]
+    shape, other = found[0], next((each for each in found if each != found[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"Expected simulations of one shape, got {tuple(shape)} from one batch and {tuple(other)} from another. Return "
+            "rows of the same shape at every call."
+        )
     # a batch that failed as a whole does not know its shape
     return torch.cat(
         [part if part.shape[1:] == shape else part.new_full((len(part), *shape), torch.nan) for part in parts]
     )
 
 
-def _batch(simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None) -> tuple[Tensor, str]:
+def _batch(
+    simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None, timeout: float | None = None
+) -> tuple[Tensor, str]:
     """Simulations, NaN where they failed, and the first failure in words."""
-    checked = CheckedSimulator(simulator, None)
+    checked = CheckedSimulator(simulator, None, timeout=timeout)
     checked.patience = len(theta)  # θ may be sorted, and all of one batch fail
     with seeded(seed):
         return checked.try_each(theta)[0], checked.first
@@ -95,7 +107,9 @@ def _on_cluster(
     client = connect(dask)
     try:
         for future in client.map(function, *arguments, pure=False):
-            yield future.result()
+            with lent(at_once=True):  # workers may be threads of this process
+                result = future.result()
+            yield result
             future.release()
     finally:
         if client is not dask:

@@ -13,6 +13,7 @@ from sbi.utils import process_prior
 from torch import nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
@@ -69,7 +70,7 @@ class DPE:
             show_progress_bars: Whether to show progress after two seconds.
         """
         started = time.perf_counter()
-        with seeded(seed):
+        with settled(), seeded(seed):
             prior = process_prior(self.prior)[0]
             theta, y, _ = as_pairs(theta, y, None, prior, None)
             posterior = fit_npe(

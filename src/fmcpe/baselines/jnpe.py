@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs, as_tensor, refuse_missing
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
@@ -70,7 +71,7 @@ class JNPE(SimulationTrained):
             show_progress_bars: Whether to show progress after two seconds.
         """
         started, paired = time.perf_counter(), _has_rows(theta, y)
-        with seeded(seed):
+        with settled(), seeded(seed):
             prior, parameters, x = self._simulate()
             number, weights = 0, None
             if paired:

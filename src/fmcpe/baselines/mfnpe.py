@@ -14,6 +14,7 @@ from sbi.inference.posteriors import DirectPosterior
 from torch import Tensor
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import DensityBase
@@ -82,7 +83,7 @@ class MFNPE:
             return estimator.loss(theta[rows], y[rows])
 
         started = time.perf_counter()
-        with seeded(seed):
+        with settled(), seeded(seed):
             history = train(estimator, loss, theta.shape[0], self.training, "MF-NPE", show_progress_bars)
         history["seconds"] = [time.perf_counter() - started]
         return asked_at_y(base, base.x_shape, "MF-NPE", history, theta.shape[0])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, fit_npe
@@ -103,7 +104,7 @@ class NNPE(SimulationTrained):
             show_progress_bars: Whether to show progress after two seconds.
         """
         started = time.perf_counter()
-        with seeded(seed):
+        with settled(), seeded(seed):
             prior, parameters, x = self._simulate()
             scale = x[slice(5000)].std(0).to(self.device)
             # a component that is constant in simulations has no scale, but may vary in real data

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs, finite_rows
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
@@ -109,7 +110,7 @@ class RoPE:
         """
         theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
         started = time.perf_counter()
-        with seeded(seed), torch.no_grad():
+        with settled(), seeded(seed), torch.no_grad():
             rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)[1]
             pool = rows[:].to(self.device)
             pool = pool[finite_rows(pool)]

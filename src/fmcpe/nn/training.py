@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 
 from fmcpe._checks import check_numbers
+from fmcpe._errors import FMCPEWarning
 from fmcpe._progress import Progress
 from fmcpe.nn.ensemble import Alone, Stacked, Weights
 
@@ -172,6 +174,14 @@ def train(
         raise RuntimeError(
             f"Expected a finite validation loss in the training of {what}, got none: it diverged. Lower the rate, e.g. "
             f"learning_rate={peak / 10:.0e}, and look for extreme values in the data."
+        )
+    if not math.isfinite(history["training_loss"][-1]):
+        warnings.warn(
+            f"Expected a finite loss in the training of {what}, got {history['training_loss'][-1]} in epoch "
+            f"{len(history['training_loss'])}: the weights of the best epoch before are kept. Lower the rate, e.g. "
+            f"learning_rate={peak / 10:.0e}.",
+            FMCPEWarning,
+            stacklevel=2,
         )
     module.load_state_dict(best)
     module.zero_grad(set_to_none=True)

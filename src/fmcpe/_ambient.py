@@ -1,0 +1,94 @@
+"""Torch's settings of the process: what the library needs while it works, and the caller's own around it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from fmcpe import _turns
+from fmcpe._interrupts import Restoring
+
+LARGE = 4096
+"""Numbers in one observation from which on several threads pay: images. Below, threads cost more than they give."""
+
+
+class _Caller:
+    """The caller's default dtype and number of threads, while the library's own are in force."""
+
+    settings: tuple[torch.dtype, int] | None = None
+
+
+def _settings() -> tuple[torch.dtype, int]:
+    return torch.get_default_dtype(), torch.get_num_threads()
+
+
+def _set(dtype: torch.dtype, threads: int) -> None:
+    if torch.get_default_dtype() != dtype:
+        torch.set_default_dtype(dtype)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+class settled(Restoring):  # noqa: N801
+    """Single precision, gradients possible, and one thread where observations are small; then the caller's settings.
+
+    Args:
+        numbers: In one observation; None leaves the number of threads alone.
+    """
+
+    def __init__(self, numbers: int | None = None) -> None:
+        self.numbers, self._taken = numbers, False
+        self._before: tuple[torch.dtype, int] | None = None
+        self._outer: tuple[torch.dtype, int] | None = None
+        self._modes = ExitStack()
+
+    def _begin(self) -> None:
+        _turns.take()
+        self._taken, self._outer, self._before = True, _Caller.settings, _settings()
+        _Caller.settings = _Caller.settings or self._before
+        if torch.is_inference_mode_enabled():
+            self._modes.enter_context(torch.inference_mode(False))
+        small = self.numbers is not None and self.numbers < LARGE
+        _set(torch.float32, 1 if small else self._before[1])
+
+    def _end(self) -> None:
+        try:
+            self._modes.close()
+            if self._before is not None:
+                _set(*self._before)
+                _Caller.settings = self._outer
+        finally:
+            if self._taken:
+                self._taken, self._before = False, None
+                _turns.give()
+
+
+class user_code(Restoring):  # noqa: N801
+    """A user's function runs: with the caller's dtype and threads, without gradients."""
+
+    def __init__(self) -> None:
+        self._lent = _turns.lent()
+        self._before: tuple[torch.dtype, int] | None = None
+        self._outer: tuple[torch.dtype, int] | None = None
+        self._grad = True
+
+    @property
+    def turn(self) -> _turns._Turn | None:
+        """Of the thread that calls it."""
+        return self._lent.turn
+
+    def _begin(self) -> None:
+        self._lent._begin()
+        self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
+        torch.set_grad_enabled(False)
+        if _Caller.settings is not None:
+            _set(*_Caller.settings)
+            _Caller.settings = None
+
+    def _end(self) -> None:
+        self._lent._end()
+        if self._before is not None:
+            _set(*self._before)
+            _Caller.settings = self._outer
+            torch.set_grad_enabled(self._grad)

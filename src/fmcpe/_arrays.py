@@ -1,0 +1,101 @@
+"""Arrays of users as tensors: always a copy, never a guess.
+
+Masked values, complex numbers, and double precision that single precision would round away are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LOSS = 0.01
+"""Rounding error to single precision, as a share of the standard deviation, beyond which data are refused."""
+CONSTANT = 1e-12
+"""Standard deviation, as a share of the largest value, below which a column in double precision is constant."""
+
+
+class UnreadableError(ValueError):
+    """Numbers that cannot be taken as they are; the message has the second and third part of an error."""
+
+
+def as_numbers(
+    value: Any, dtype: torch.dtype, device: Any = None, *, masked_as_nan: bool = False, rows: int | None = None
+) -> Tensor:
+    """A tensor of its own of a number, a list, an array, a DataFrame or a tensor.
+
+    Args:
+        value: Of any byte order, strides and precision.
+        dtype: Of the result.
+        device: Of the result.
+        masked_as_nan: Whether masked values become NaN; otherwise they are refused.
+        rows: So many rows or more, each of another θ, show how far the data spread: a loss of precision is refused.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(_as_array(value, masked_as_nan))
+        if type(tensor).__name__ == "MaskedTensor":
+            raise UnreadableError("got a MaskedTensor. Leave masked rows out, or fill them, and pass a plain tensor")
+        if tensor.is_complex():
+            raise UnreadableError(_COMPLEX)
+        if rows is not None and tensor.dtype in (torch.float64, torch.int64, torch.int32) and dtype == torch.float32:
+            refuse_loss(tensor, rows)
+        return tensor.detach().to(device=device, dtype=dtype, copy=True)
+
+
+_COMPLEX = (
+    "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
+)
+
+
+def _as_array(value: Any, masked_as_nan: bool) -> Any:
+    """A writeable, contiguous array of native numbers that torch knows."""
+    if isinstance(value, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in value):
+        value = np.ma.stack(value)
+    if isinstance(value, np.ma.MaskedArray):
+        number = int(np.ma.getmaskarray(value).sum())
+        if number and not masked_as_nan:
+            raise UnreadableError(
+                f"got a masked array with {number} masked value(s) of {value.size}. Leave those rows out, or fill them: "
+                "y.filled(value)"
+            )
+        value = np.ma.filled(value.astype(np.float64), np.nan) if number else value.data
+    array = np.asarray(value)
+    if array.dtype.kind == "O":  # e.g. a DataFrame with several types of numbers
+        if any(isinstance(each, complex | np.complexfloating) for each in array.flat):
+            raise UnreadableError(_COMPLEX)
+        array = array.astype(np.float64)
+    if array.dtype.kind == "c":
+        raise UnreadableError(_COMPLEX)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"numpy gives {array.dtype}")
+    single = array.dtype.kind == "b" or (array.dtype.kind == "f" and array.dtype.itemsize <= 4)
+    exact = np.float32 if single else np.int64 if array.dtype.kind == "i" else np.float64
+    return np.array(array, dtype=exact, order="C", copy=True)
+
+
+def refuse_loss(data: Tensor, least: int) -> None:
+    """Refuse columns of data (N, ...) whose spread drowns in the rounding to single precision.
+
+    Args:
+        data: Finite or not, in double precision or whole numbers.
+        least: Rows below which nothing is known of the spread.
+    """
+    if data.ndim == 0 or len(data) < least:
+        return
+    rows = data.detach().flatten(1).double() if data.ndim > 1 else data.detach().double()[:, None]
+    rows = rows[torch.isfinite(rows).all(1)]
+    if len(rows) < least or rows.shape[1] == 0:
+        return
+    spread, size = rows.std(0), rows.abs().amax(0)
+    lost = (rows - rows.float().double()).square().mean(0).sqrt()
+    bad = (spread > CONSTANT * size) & (lost > LOSS * spread)
+    if bool(bad.any()):
+        worst = int(torch.where(bad, lost / spread, torch.zeros_like(lost)).argmax())
+        raise UnreadableError(
+            f"got {int(bad.sum())} of {len(bad)} column(s) with a large offset: column {worst} has mean "
+            f"{float(rows[:, worst].mean()):.9g} and standard deviation {float(spread[worst]):.3g}, of which rounding to "
+            f"single precision loses {min(1.0, float(lost[worst] / spread[worst])):.0%} (at most {LOSS:.0%} is accepted). "
+            "Subtract a constant in double precision, the same from simulations and measurements"
+        )
