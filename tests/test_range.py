@@ -59,7 +59,9 @@ def test_far_out_of_range_the_answer_is_as_wide_as_at_a_typical_pair(posteriors)
         moved = real[:10] + distance * real.std(0) * direction
         far = posterior.check(moved).pairs < 1e-4
         met += int(far.sum())
-        assert bool((_spread(posterior, moved)[far] >= 0.85 * usual).all())  # 300 draws, and the median over other pairs
+        assert bool(
+            (_spread(posterior, moved)[far] >= 0.85 * usual).all()
+        )  # 300 draws, and the median over other pairs
     assert met >= 20
 
 

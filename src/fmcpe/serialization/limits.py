@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ _SIZES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
         ("ridge.weight", lambda c: [math.prod(c["shape"]), c["numbers"]]),
     ],
     "SyntheticPosterior": [("directions.matrix", lambda c: c["directions"])],
-    "TransportMixture": [(name, lambda c, name=name: c[name]) for name in ("pool", "features", "company")],
+    "TransportMixture": [(name, itemgetter(name)) for name in ("pool", "features", "company")],
     "Recalibrated": [("scale", lambda c: [c["dim"]])],
     "WithinRange": [("usual.matrix", lambda c: c["ranges"][0][:2]), ("usual.distances", lambda c: c["ranges"][0][2:])],
 }
