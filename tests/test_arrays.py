@@ -158,9 +158,9 @@ def test_a_large_offset_is_refused_where_single_precision_rounds_it_away(pairs):
             ValueError, match=r"real numbers in y, got 3 of 3 column\(s\) with a large offset: .*Subtract"
         ):
             as_pairs(theta, shifted, None, PRIOR, None)
-        with pytest.raises(ValueError, match="from the simulator, got .*large offset"):
+        with pytest.raises(ValueError, match=r"from the simulator, got .*large offset"):
             CheckedSimulator(lambda _, x=shifted: x, None)(theta)
-        with pytest.raises(ValueError, match="real numbers in x, got .*large offset"):
+        with pytest.raises(ValueError, match=r"real numbers in x, got .*large offset"):
             train_npe(None, PRIOR, simulations=(theta, shifted.numpy()), **FIT)
         assert torch.allclose(as_pairs(theta, shifted - offset, None, PRIOR, None)[1], (spread * y).float())
 
