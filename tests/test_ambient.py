@@ -1,0 +1,108 @@
+"""Whatever torch's settings are: fits work, have the same bits, and leave the settings as they were."""
+
+import contextlib
+import logging
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import PRIOR, observe, simulate
+
+from fmcpe import FMCPE, Stack, _ambient, candidates, train_npe
+
+LIGHT = Stack(
+    [candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift(), candidates.FineTuned(steps=4)],
+    folds=2,
+    repeats=1,
+)
+QUIET = {"seed": 0, "show_progress_bars": False}
+
+
+@contextlib.contextmanager
+def double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def threads(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SETTINGS = {
+    "float64": double,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "three threads": lambda: threads(3),
+}
+
+
+def ambient():
+    return (
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+        torch.distributions.Distribution._validate_args, [*warnings.filters], logging.getLogger().level,
+        [*logging.getLogger().handlers], torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(),
+    )  # fmt: skip
+
+
+def everything(theta, y):
+    """Train, fit, draw, density; with what the simulator saw."""
+    seen = set()
+
+    def watching(theta):
+        seen.add((torch.get_default_dtype(), torch.get_num_threads()))
+        return simulate(theta)
+
+    base = train_npe(watching, PRIOR, 300, max_num_epochs=1, **QUIET)
+    posterior = FMCPE(base, watching, recipe=LIGHT).fit(theta, y, **QUIET)
+    draws = posterior.sample((20,), x=y[0], **QUIET)
+    return seen, draws, posterior.log_prob(draws, x=y[0])
+
+
+@pytest.fixture(scope="module")
+def plain(pairs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return everything(*pairs)[1:]
+
+
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_setting_gives_the_same_bits_and_is_left_as_it_was(name, plain, pairs):
+    with SETTINGS[name]():
+        theta, y = (each.clone() for each in pairs)  # tensors of the caller's mode
+        before, own = ambient(), (torch.get_default_dtype(), torch.get_num_threads())
+        seen, *found = everything(theta, y)
+        assert ambient() == before
+        assert seen == {own}  # a simulator runs with the caller's settings
+    for one, other in zip(plain, found, strict=True):
+        assert other.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+def test_small_data_are_fitted_with_one_thread_and_images_with_the_callers():
+    with threads(3):
+        with _ambient.settled(10):
+            assert torch.get_num_threads() == 1
+            with _ambient.user_code():
+                assert torch.get_num_threads() == 3
+            assert torch.get_num_threads() == 1
+        with _ambient.settled(_ambient.LARGE):
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 3
+
+
+def test_gradients_of_the_density_survive(posteriors, pairs):
+    theta = PRIOR.sample((3,)).requires_grad_()
+    posteriors("npe").log_prob(theta, x=observe(pairs[0])[0], track_gradients=True).sum().backward()
+    assert bool(theta.grad.abs().sum() > 0)
