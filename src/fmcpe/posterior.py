@@ -254,6 +254,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
             return self._log_density(theta, y, track_gradients)
 
     def _log_density(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
+        if not theta.numel():
+            return theta.new_empty(theta.shape[:2])
         flat = theta.reshape(-1, theta.shape[-1])
         with torch.no_grad():  # on the bounds z is infinite
             inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)

@@ -46,14 +46,14 @@ class Remembered:
     """What was computed for the last observations: a density is asked about the same ones many times."""
 
     def __init__(self) -> None:
-        self._y: Tensor | None = None
-        self._value: Any = None
+        self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
 
     def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
         """The value for these observations."""
-        if self._y is None or self._y.shape != y.shape or self._y.device != y.device or not torch.equal(self._y, y):
-            self._value, self._y = compute(), y.detach().clone()
-        return self._value
+        last = self._last
+        if last is None or last[0].shape != y.shape or last[0].device != y.device or not torch.equal(last[0], y):
+            self._last = last = (y.detach().clone(), compute())
+        return last[1]
 
 
 class Posterior(nn.Module, ABC):

@@ -21,8 +21,9 @@ class Directions(Fitted):
     def of(cls, y: Tensor, most: int) -> Directions:
         """The leading directions of data (n, ...): all of a short vector, at most `most` of others."""
         flat = y.flatten(1).double()
+        lost = min(1, len(flat) - 1)  # a single row has no deviation
         share_unit = y.ndim > 2 or flat.shape[1] >= SERIES_FROM  # numbers of a series or an image have one unit
-        std = flat.std().expand(flat.shape[1]) if share_unit else flat.std(0)
+        std = flat.std(correction=lost).expand(flat.shape[1]) if share_unit else flat.std(0, correction=lost)
         std = torch.where(std > 1e-9 * flat.abs().amax(0).clamp_min(1e-30), std, torch.ones_like(std))
         centred = (flat - flat.mean(0)) / std
         size = min(most, flat.shape[1], max(1, len(flat) - 2))
@@ -32,7 +33,7 @@ class Directions(Fitted):
             matrix = torch.svd_lowrank(centred, q=size, niter=4)[2]
         else:
             matrix = torch.linalg.svd(centred, full_matrices=False)[2][:size].T
-        spread = (centred @ matrix).std(0)
+        spread = (centred @ matrix).std(0, correction=lost)
         scale = torch.ones_like(spread) if flat.shape[1] <= most else 1 / spread.max().clamp_min(1e-30)
         return cls(mean=flat.mean(0), matrix=matrix * scale / std[:, None])
 

@@ -1,0 +1,135 @@
+"""Memory and threads under load; prints a line for each part, asserts nothing.
+
+    python benchmarks/load.py draws observations wide fits threads
+
+Each part runs in a process of its own, so that its peak memory is its own.
+"""
+
+import multiprocessing
+import resource
+import sys
+import threading
+import time
+import warnings
+
+import torch
+from sbi.utils import BoxUniform
+
+from fmcpe import FMCPE, FMCPEWarning, Stack
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.candidates import Prior, ResidualShift, SyntheticLikelihood, Uncorrected
+
+LIGHT = Stack([Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood()])
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident() -> float:
+    """Resident memory of this process now, in MiB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def problem(
+    p: int = 2, d: int = 6, pairs: int = 50, recipe: Stack | str = LIGHT
+) -> tuple[FMCPE, torch.Tensor, torch.Tensor]:
+    """A linear problem with a gain and an offset, and its pairs."""
+    torch.manual_seed(0)
+    matrix, prior = torch.randn(p, d) / p**0.5, BoxUniform(-torch.ones(p), torch.ones(p))
+    inverse = torch.linalg.pinv(matrix)
+
+    def simulate(theta: torch.Tensor) -> torch.Tensor:
+        x = theta @ matrix
+        return x + 0.2 * torch.randn_like(x)
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        mean = x @ inverse
+        return mean + 0.3 * torch.randn_like(mean)
+
+    def log_prob(theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(x @ inverse, 0.3).log_prob(theta).sum(1)
+
+    theta = prior.sample((pairs,))
+    return FMCPE(as_base_posterior(draw, prior, log_prob), simulate, recipe=recipe), theta, 1.2 * simulate(theta) + 0.2
+
+
+def fitted(**options):
+    method, theta, y = problem(**options)
+    return method.fit(theta, y, seed=0, show_progress_bars=False), theta, y
+
+
+def draws(number: int = 1_000_000) -> str:
+    posterior, _, y = fitted()
+    before = peak()
+    found = posterior.sample((number,), x=y[0], seed=0, show_progress_bars=False)
+    return f"{len(found)} draws for one observation: {peak() - before:.0f} MiB more"
+
+
+def observations(number: int = 100_000) -> str:
+    posterior, _, y = fitted()
+    before, many = peak(), y[torch.arange(number) % len(y)]
+    found = posterior.sample_batched((10,), x=many, seed=0, show_progress_bars=False)
+    sampled = peak() - before
+    posterior.check(many)
+    return (
+        f"10 draws for each of {found.shape[1]} observations: {sampled:.0f} MiB more, with check {peak() - before:.0f}"
+    )
+
+
+def wide(pairs: int = 200) -> str:
+    before = peak()
+    fitted(p=12, d=60, pairs=pairs, recipe="default")
+    return f"default fit of 12 parameters, 60 numbers, {pairs} pairs: {peak() - before:.0f} MiB more, peak {peak():.0f}"
+
+
+def fits(number: int = 50) -> str:
+    method, theta, y = problem()
+    sizes = []
+    for seed in range(number):
+        posterior = method.fit(theta, y, seed=seed, show_progress_bars=False)
+        posterior.sample((100,), x=y[0], seed=0)
+        sizes.append(resident())
+    return f"{number} fits: {sizes[4]:.0f} MiB after 5, {sizes[number // 2]:.0f} halfway, {sizes[-1]:.0f} at the end"
+
+
+def threads(number: int = 8, rounds: int = 5) -> str:
+    posterior, theta, y = fitted()
+    alone = [
+        (posterior.sample((200,), x=y[k], seed=k, show_progress_bars=False), posterior.log_prob(theta, x=y[k]))
+        for k in range(number)
+    ]
+    wrong = []
+
+    def work(k: int) -> None:
+        for _ in range(rounds):
+            found = posterior.sample((200,), x=y[k], seed=k, show_progress_bars=False)
+            density = posterior.log_prob(theta, x=y[k])
+            if not torch.equal(found, alone[k][0]):
+                wrong.append("draws")
+            if not torch.allclose(density, alone[k][1], atol=1e-4):
+                wrong.append("density")
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(number)]
+    [worker.start() for worker in workers]
+    [worker.join() for worker in workers]
+    return f"{number} threads: {wrong.count('draws')} wrong draws, {wrong.count('density')} wrong densities of {number * rounds}"
+
+
+PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads)}
+
+
+def measure(name: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FMCPEWarning)
+    started = time.process_time()
+    print(f"{name}: {PARTS[name]()}; {time.process_time() - started:.0f} s of CPU", flush=True)
+
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or list(PARTS):
+        process = multiprocessing.get_context("spawn").Process(target=measure, args=(part,))
+        process.start()
+        process.join()
