@@ -115,7 +115,8 @@ def threads(number: int = 8, rounds: int = 5) -> str:
     workers = [threading.Thread(target=work, args=(k,)) for k in range(number)]
     [worker.start() for worker in workers]
     [worker.join() for worker in workers]
-    return f"{number} threads: {wrong.count('draws')} wrong draws, {wrong.count('density')} wrong densities of {number * rounds}"
+    total, draws, densities = number * rounds, wrong.count("draws"), wrong.count("density")
+    return f"{number} threads: {draws} wrong draws, {densities} wrong densities of {total}"
 
 
 PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads)}

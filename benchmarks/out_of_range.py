@@ -6,8 +6,9 @@ Default fits on 10 and 30 pairs. "energy": energy score of 500 test pairs with �
 same stack: "spread": without λ_v and without simulations (λ of earlier versions); "1e-4": p_0 = 1e-4 in place of 1e-5. "share":
 mean share of the prior in range; "warned": share of test observations with p < 0.001. Rays: 40 observations, moved by 1 to 1000
 standard deviations of the pairs in random directions; of those with p < 0.001, the smallest ratio of a parameter's standard
-deviation (physical) to the largest at a pair, or the prior's if that is smaller ("least"), the same for λ of earlier versions ("least before"), and the share of
-rays on which the mean standard deviation in z falls below that of their start ("falls", "falls before").
+deviation (physical) to the median at the pairs, or the prior's if that is smaller ("least"), the same for λ of earlier versions
+("least before"), and the share of rays on which the mean standard deviation in z falls below that of their start ("falls",
+"falls before").
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def base_of(name):
 def choose(posterior, kind, kept):
     """Set λ of a posterior."""
     inner = posterior.inner
-    inner.broadest, inner.usual, inner.p_half = kept
+    inner.typical, inner.usual, inner.p_half = kept
     if kind == "spread":
-        inner.broadest, inner.usual = None, Range.of(posterior.held_out.seen.flatten(1))
+        inner.typical, inner.usual = None, Range.of(posterior.held_out.seen.flatten(1))
     elif kind == "1e-4":
         inner.p_half = 1e-4
     inner._last._y = None
@@ -65,7 +66,7 @@ def measure(name, task, base, number):
     theta, y = task.calibration_set(number, 0)
     posterior = FMCPE(base, task.simulator, target_prior=task.prior).fit(theta, y, seed=0, show_progress_bars=False)
     inner = posterior.inner
-    kept = inner.broadest, inner.usual, inner.p_half
+    kept = inner.typical, inner.usual, inner.p_half
     theta_test, y_test = task.test_set(500, 0)
     truth, energy = posterior.space.to_z_safely(theta_test), {}
     for kind in ("now", "spread", "1e-4"):
@@ -78,7 +79,7 @@ def measure(name, task, base, number):
     with seeded(1):
         direction = torch.nn.functional.normalize(torch.randn(40, y[0].numel()), dim=1) * y[0].numel() ** 0.5
     direction = direction.reshape(40, *y.shape[1:]) * y.std(0)
-    broadest = torch.minimum(torch.tensor(kept[0]), inner.prior_variance)[theta.shape[1] :].sqrt()
+    typical = torch.minimum(torch.tensor(kept[0]), inner.prior_variance)[theta.shape[1] :].sqrt()
     ends = []
     for kind in ("now", "spread"):
         choose(posterior, kind, kept)
@@ -88,7 +89,7 @@ def measure(name, task, base, number):
             out = posterior.check(moved).out_of_range
             if out.any():
                 z, physical = spread(posterior, moved[out])
-                least.append(float((physical / broadest).min()))
+                least.append(float((physical / typical).min()))
                 falls[out] |= z.mean(1) < 0.95 * start[out]  # 400 draws: 3.5 % standard error
         ends.append((min(least, default=float("nan")), float(falls.double().mean())))
     return (
