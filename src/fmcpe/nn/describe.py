@@ -14,7 +14,6 @@ from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
 from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
-from fmcpe._errors import FileError
 from fmcpe.distributions import LogUniform
 from fmcpe.nn.embeddings import ChannelsFirst, LevelAware
 
@@ -55,7 +54,7 @@ def build(description: dict[str, Any]) -> nn.Module:
     if description["layer"] in _CONTAINERS:
         return _CONTAINERS[description["layer"]](*(build(part) for part in description["parts"]))
     if description["layer"] not in _LAYERS:
-        raise FileError(
+        raise ValueError(
             f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "
             "posterior.save."
         )
@@ -104,7 +103,7 @@ def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Dist
             [build_prior(part, under(tensors, f"{i}.")) for i, part in enumerate(description["parts"])]
         )
     if family not in _FAMILIES:
-        raise FileError(
+        raise ValueError(
             f"Expected a prior that fmcpe can save, got {family!r}. Load only files written by posterior.save."
         )
     cls, names = _FAMILIES[family]
