@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast smoke results results-tunnels lint format types docs dist dist-test bench clean
+.PHONY: help demo test test-fast test-slow smoke results results-tunnels lint format types docs dist dist-test bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -32,7 +32,10 @@ test: $(VENV)/.installed-dev ## All tests, those against exact posteriors among 
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or two
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not nightly"
+
+test-slow: $(VENV)/.installed-dev ## The tests that are too long for every change, such as 10,000 mutations of files
+	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
 
 smoke: $(VENV)/.installed-dev ## Every experiment with tiny budgets, and its report: does everything run?
 	rm -rf fmcpe-smoke
