@@ -6,8 +6,9 @@ Default fits on 10 and 30 pairs. "energy": energy score of 500 test pairs with �
 same stack: "spread": without λ_v and without simulations (λ of earlier versions); "1e-4": p_0 = 1e-4 in place of 1e-5. "share":
 mean share of the prior in range; "warned": share of test observations with p < 0.001. Rays: 40 observations, moved by 1 to 1000
 standard deviations of the pairs in random directions; of those with p < 0.001, the smallest ratio of a parameter's standard
-deviation (physical) to the largest at a pair, or the prior's if that is smaller ("least"), the same for λ of earlier versions ("least before"), and the share of
-rays on which the mean standard deviation in z falls below that of their start ("falls", "falls before").
+deviation (physical) to the largest at a pair, or to the prior's if that is smaller ("least"), the same for λ of earlier
+versions ("least before"), and the share of rays on which the mean standard deviation in z falls below that of their
+start ("falls", "falls before").
 """
 
 from __future__ import annotations
