@@ -70,13 +70,13 @@ def test_a_simulator_may_return_the_same_buffer_again_and_again():
 def test_an_embedding_that_works_in_place_does_not_change_the_data(base_with_embedding):
     base = adapted(base_with_embedding)
     net = base.estimator.embedding_net
-    base.estimator.embedding_net = nn.Sequential(nn.ReLU(inplace=True), net)
+    base.estimator._embedding_net = nn.Sequential(nn.ReLU(inplace=True), net)
     try:
         y = torch.full((4, 3), -1.0)
         base.summarised().summarise(y)
         base.sample(y, 3)
     finally:
-        base.estimator.embedding_net = net
+        base.estimator._embedding_net = net
     assert torch.equal(y, torch.full((4, 3), -1.0))
 
 
