@@ -167,7 +167,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         if batch is not None and batch < 1:
             raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
-        with settled(), seeded(seed):
+        with settled(self.observation_shape.numel()), seeded(seed):
             z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
@@ -194,7 +194,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
                 'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
             )
         y = self._x_else_default_x(x) if x is None else self._as_observations(x)
-        with settled():
+        with settled(self.observation_shape.numel()):
             return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
@@ -204,7 +204,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         """
         if not isinstance(self.inner, WithinRange):
             return
-        with settled(), torch.no_grad():
+        with settled(self.observation_shape.numel()), torch.no_grad():
             p = self.inner.p_values(y)
         unlike = stats.false_discovery_control(p.double().cpu().numpy()) < 1e-3
         if unlike.any():
@@ -250,7 +250,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
 
     def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         """(B, n, p) and (B, ...) -> (B, n)."""
-        with settled():
+        with settled(self.observation_shape.numel()):
             return self._log_density(theta, y, track_gradients)
 
     def _log_density(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
@@ -316,7 +316,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         def log_density(z: Tensor) -> Tensor:
             return self._log_prob(self.space.to_theta(z)[None], y, track_gradients=False)[0]
 
-        with settled(), seeded(seed):
+        with settled(self.observation_shape.numel()), seeded(seed):
             start = self.space.to_z_safely(self._draw(y, num_init_samples, None, False, None)[0])
             z = cross_entropy_search(log_density, start, num_to_optimize, num_iter, show_progress_bars)
         best = self.space.to_theta(z[None])
