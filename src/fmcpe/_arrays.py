@@ -31,7 +31,7 @@ def as_numbers(
         dtype: Of the result.
         device: Of the result.
         masked_as_nan: Whether masked values become NaN; otherwise they are refused.
-        rows: So many rows or more, each of another θ, show how far the data spread: a loss of precision is refused.
+        rows: Number of rows, each of another θ, from which a loss of precision in float32 is refused.
     """
     with torch.inference_mode(False), torch.no_grad():
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(_as_array(value, masked_as_nan))

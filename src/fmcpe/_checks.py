@@ -65,7 +65,7 @@ def as_tensor(
 ) -> Tensor:
     """A tensor of its own from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
 
-    With so many `rows` or more, numbers that single precision would round away are refused.
+    From `rows` rows on, values that lose precision in float32 are refused.
     """
     try:
         tensor = as_numbers(value, dtype, device, rows=rows)

@@ -98,7 +98,7 @@ class FMCPE:
             CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
-        """Simulations that `fit` runs on so many pairs, if they come without simulations of their own."""
+        """Number of simulations that `fit` runs for `num_pairs` pairs without ``x=``."""
         return 0 if self.simulator is None else planned_simulations(self.recipe, num_pairs, self.simulations is None)
 
     @property
@@ -211,7 +211,7 @@ class FMCPE:
 
 
 def planned_simulations(recipe: str | Stack | Paper, num_pairs: int, bank: bool = True) -> int:
-    """Simulations that a fit of a recipe runs on so many pairs; without those of the bank if simulations are given."""
+    """Number of simulations that a recipe runs for `num_pairs` pairs; `bank` counts those drawn from the prior."""
     recipe = _as_recipe(recipe)
     if isinstance(recipe, Paper):
         return recipe.num_statistics * bank + recipe.num_simulations(num_pairs)

@@ -125,7 +125,7 @@ class Paper:
         return chain, _train(chain, pairs, simulate, self, show_progress_bars)
 
     def num_simulations(self, pairs: int) -> int:
-        """Simulations that a fit on so many pairs runs, beside those that standardise x."""
+        """Number of simulations that a fit on `pairs` pairs runs, without those that standardise x."""
         held_out = max(1, round(self.validation_fraction * pairs))
         phases = sum("x" in fields for fields in _PHASES[self.stages])
         validations = -(-self.epochs // self.validate_every)

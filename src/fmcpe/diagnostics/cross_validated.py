@@ -41,7 +41,7 @@ class CalibrationResult:
         energy_ratio: Over that of the uncorrected posterior, with a 90 % bootstrap interval; NaN if that was no candidate.
         crps: Cross-validated CRPS of each parameter, in prior standard deviations of unconstrained θ, (p,).
         crps_ratio: Over that of the uncorrected posterior, likewise, one for each parameter.
-        detectable_bias: Bias, in posterior standard deviations, that so many pairs show with a probability of 80 %.
+        detectable_bias: Bias, in posterior standard deviations, that N pairs detect with a probability of 80 %.
         detectable_scale: Factor by which intervals are too narrow that they show with a probability of 80 %.
         verdict: In words.
     """

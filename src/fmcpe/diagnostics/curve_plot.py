@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def learning_curve_figure(curve: LearningCurve, furthest: float = 4.0) -> Figure:
-    """Scores with standard errors, the power law, and the 80 % interval of forecasts up to so many times the pairs."""
+    """Scores with standard errors, the power law, and 80 % forecast intervals up to `furthest` times the number of pairs."""
     figure = Figure(figsize=(5.2, 3.6), layout="constrained")
     axes = figure.subplots()
     pairs, law = curve.sizes[-1], curve.power_law

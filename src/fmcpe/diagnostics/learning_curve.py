@@ -102,7 +102,7 @@ class LearningCurve:
         return (over_pairs + each.var(0) / len(each)).sqrt()
 
     def forecast(self, num_pairs: int, *, level: float = 0.8) -> Forecast:
-        """What this set, extended to so many pairs from the same distribution, will score.
+        """Forecast the score of this set extended to `num_pairs` pairs from the same distribution.
 
         Args:
             num_pairs: More than the pairs measured so far. Far more is far extrapolated: the interval says how far.

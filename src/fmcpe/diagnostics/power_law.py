@@ -112,11 +112,11 @@ class PowerLaw:
         return np.einsum("bg,bgm->m", self.probability, np.exp(self.level[..., None] + fall))
 
     def ratio(self, pairs: float) -> float:
-        """Expected score at so many pairs over that at N."""
+        """Expected score with `pairs` pairs over the score with N."""
         return float((self.probability * np.exp(self._fall(pairs))).sum())
 
     def interval(self, pairs: float, level: float = 0.8) -> tuple[float, float]:
-        """Central interval of the score at so many pairs over that at N, for a set that extends the present one."""
+        """Central interval of that ratio, for a larger set that contains the present one."""
         centre, width = self._fall(pairs), np.sqrt(self.spread * (1 / self.pairs - 1 / pairs))
 
         def missing(x: float, share: float) -> float:

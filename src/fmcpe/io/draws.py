@@ -70,7 +70,7 @@ class Draws:
         return out
 
     def summary(self, level: float = 0.9, most: int = 20) -> str:
-        """Median and central interval of each parameter for each of at most so many observations, as text."""
+        """Median and central interval of each parameter for the first `most` observations, as text."""
         low, middle, high = np.quantile(self.theta, [(1 - level) / 2, 0.5, (1 + level) / 2], axis=1)
         head = ["observation", *(f"{name} [{100 * level:g} % interval]" for name in self.names)]
         rows = [

@@ -162,7 +162,7 @@ def gather(
 
 
 def _promises(conformal: Conformal | None) -> list[dict[str, Any]]:
-    """What intervals promise at each level that so many held-out pairs allow."""
+    """The guarantee of conformal intervals at each level that the number of held-out pairs allows."""
     out: list[dict[str, Any]] = []
     if conformal is None:
         return out
