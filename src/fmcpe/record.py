@@ -40,7 +40,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
-        """From a fitted stack; keeps at most `simulations` of the prior, and at most `numbers` values simulated at the pairs' θ."""
+        """From a fitted stack; keeps at most `simulations` of the prior, and `numbers` values simulated at the pairs' θ."""
         named = dict(zip(fitted.names, fitted.fits, strict=True))
         before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
