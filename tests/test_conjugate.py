@@ -1,6 +1,7 @@
 """Bayesian regression in closed form, and Bayes' rule on top of it, against exact answers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,13 @@ from scipy.stats import f, genpareto
 from torch.distributions import Independent, MultivariateNormal, Normal, StudentT
 
 from fmcpe._random import seeded
+from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.candidates.synthetic_likelihood import Directions, Features, SyntheticLikelihood, _Target
-from fmcpe.nn.conjugate import fit_conjugate
+from fmcpe.candidates.emulator import Emulator, Features
+from fmcpe.candidates.synthetic_likelihood import SyntheticLikelihood, _Target
+from fmcpe.metrics import energy_score
+from fmcpe.nn.conjugate import Prior, fit_conjugate
+from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, pareto_k, systematic
 from fmcpe.problem import build_problem
 from fmcpe.spaces import ParameterSpace
@@ -174,3 +179,84 @@ def test_the_proposal_has_the_density_of_its_draws():
     assert float((draws[:, 0] > 1.5).float().mean()) == pytest.approx(
         float(density[grid[0, :, 0] > 1.5].sum() * 0.0025), abs=0.02
     )
+
+
+def test_a_prior_in_other_units_gives_the_same_regression():
+    """Targets T R + φ B_0 with the prior (B_0, R): the predictive density of T, and its evidence up to the Jacobian."""
+    _, theta, y = linear_pairs(12, 2, 3)
+    generator = torch.Generator().manual_seed(1)
+    features = torch.cat([theta, theta.square(), theta.pow(3)], dim=1)
+    order = torch.tensor([1, 1, 2, 2, 3, 3])
+    mean = torch.randn(6, 3, generator=generator).double()
+    root = torch.linalg.cholesky(torch.eye(3) + 0.5).T.double() @ torch.diag(torch.tensor([0.1, 1.0, 7.0])).double()
+    changed = (y.double() @ root + features.double() @ mean).float()
+    ours = fit_conjugate(features, changed, order, Prior(mean, root, (-5, 0)), degree=2)
+    plain = fit_conjugate(features[:, :4], y, order[:4])
+    (m, factor), (m0, factor0) = ours.regression.predict(features), plain.regression.predict(features[:, :4])
+    torch.testing.assert_close(factor, factor0)
+    left = (ours.regression.whiten(changed) - m).square().sum(-1)
+    torch.testing.assert_close(left, (plain.regression.whiten(y) - m0).square().sum(-1), rtol=1e-3, atol=1e-4)
+    jacobian = (len(y) - 1) * float(torch.linalg.slogdet(root)[1])
+    assert ours.evidence == pytest.approx(plain.evidence - jacobian, abs=1e-3)
+
+
+def test_few_pairs_follow_the_prior_mean_and_many_refute_a_wrong_one():
+    _, theta, _ = linear_pairs(4000, 1, 1)
+    features, order = torch.cat([theta, theta.square()], dim=1), torch.tensor([1, 2])
+    y = 2 * theta + theta.square() + 0.1 * torch.randn(4000, 1, generator=torch.Generator().manual_seed(2))
+    right, wrong = (
+        Prior(torch.tensor([[a], [b]]).double(), 0.1 * torch.eye(1).double(), (-2, 3)) for a, b in ((2, 1), (-1, 0))
+    )
+    far = torch.tensor([[3.0, 9.0]])
+
+    def predicted(number, prior):
+        fit = fit_conjugate(features[:number], y[:number], order, prior).regression
+        return float(fit.predict(far)[0] @ torch.linalg.inv(fit.whitening) + fit.target_mean)
+
+    assert predicted(3, right) == pytest.approx(15, abs=0.5)
+    assert predicted(4000, wrong) == pytest.approx(15, abs=0.1)
+
+
+class Curved:
+    """A simulator that bends, and a process whose sensor has an offset and a gain."""
+
+    prior = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+
+    @staticmethod
+    def simulate(theta):
+        a, b = theta.T[..., None]
+        t = torch.linspace(0, 1, 6)
+        return torch.exp(0.5 * a * t) + b * t.square() + 0.2 * a * b * (1 - t) + 0.05 * torch.randn(len(theta), 6)
+
+    def problem(self, number, simulator=True):
+        theta = self.prior.sample((number,))
+        base = as_base_posterior(lambda x: self.prior.sample((len(x),)), self.prior)
+        checked = CheckedSimulator(self.simulate, torch.Size([6])) if simulator else None
+        y = 0.3 + 1.2 * self.simulate(theta)
+        return build_problem(base, checked, self.prior, theta, y, None)
+
+
+def test_the_emulator_is_the_mean_of_the_simulator():
+    with seeded(0):
+        problem = Curved().problem(10)
+        emulator = Emulator.of(problem, 24)
+        z = problem.pool[:200]
+        many = Curved.simulate(problem.space.to_theta(z).repeat_interleave(200, 0)).unflatten(0, (200, 200)).mean(1)
+    directions = Directions.of(problem.y, 24)
+    prior = emulator.prior(directions)
+    wanted, got = directions(many), emulator.features(z) @ prior.mean.float()
+    error = (wanted - wanted.mean(0)) - (got - got.mean(0))
+    assert float(error.std()) < 0.05 * float(wanted.std())
+    noise = directions.matrix.T @ directions.matrix * 0.05**2
+    torch.testing.assert_close((prior.root.T @ prior.root).float(), noise, rtol=0.3, atol=0.1 * float(noise.max()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_few_pairs_the_simulator_is_worth_many(seed):
+    """Energy score on new pairs, with and without the simulator as the prior mean of the regression."""
+    with seeded(seed):
+        problem, test = Curved().problem(10), Curved().problem(200)
+        alone = replace(problem, bank_theta=None, bank_x=None)
+        fits = [SyntheticLikelihood().fit(each, torch.arange(10)) for each in (problem, alone)]
+        scores = [energy_score(fit.sample(test.y, 64).movedim(1, 0), test.z) for fit in fits]
+    assert scores[0] < 0.8 * scores[1]

@@ -3,9 +3,11 @@ r"""A likelihood p(y | θ) regressed from the pairs, inverted by Bayes' rule wit
     s(y) = μ + Bᵀ φ(θ) + ε          s: leading directions of the data, φ: polynomials of θ, ε: Student's t
     (`fmcpe.nn.conjugate`) p(z | y) ∝ p(z) t(s(y); φ(z))
 
-A pair shows what reality makes of a θ, with no simulator in between. Where that is smooth in θ, few coefficients describe it.
-The features are those of highest evidence. Draws are importance-resampled from a defensive mixture: Laplace approximations
-around several points of high posterior density, and the prior. The same weights give the normaliser.
+A pair shows what reality makes of a θ. Where that is smooth in θ, few coefficients describe it. The simulator is the prior
+mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the pairs decide. Its noise is
+the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for a simulator that says nothing; prior,
+degree and precisions are those of highest evidence. Draws are importance-resampled from a defensive mixture: Laplace
+approximations around several points of high posterior density, and the prior. The same weights give the normaliser.
 """
 
 from __future__ import annotations
@@ -16,51 +18,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmcpe._checks import check_option, is_whole
 from fmcpe._random import seeded
-from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared, clipped
+from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
+from fmcpe.candidates.emulator import Emulator, Features
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, pareto_k, systematic
-from fmcpe.nn.polynomials import Powers, count
+from fmcpe.nn.polynomials import count
 from fmcpe.problem import Problem
-from fmcpe.spaces import ParameterSpace, Standardiser
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class Features(nn.Module):
-    """Polynomials of θ, standardised by the prior.
-
-    Args:
-        space: Physical θ <-> z.
-        pool: Draws of the prior in z, for the statistics.
-        degree: Of the polynomials.
-        physical: Whether they are polynomials of physical θ, or of z.
-    """
-
-    space: ParameterSpace
-
-    def __init__(self, space: ParameterSpace, pool: Tensor, degree: int, physical: bool) -> None:
-        super().__init__()
-        object.__setattr__(self, "space", space)  # no submodule, as in `Posterior`
-        self.degree, self.physical = degree, physical
-        self.powers = Powers(pool.shape[1], degree)
-        self.inner = Standardiser(space.to_theta(pool) if physical else pool)
-        self.outer = Standardiser(self._polynomials(pool))
-        self.order = torch.tensor([len(term) for term in self.powers.terms])
-
-    def _polynomials(self, z: Tensor) -> Tensor:
-        u = self.inner(self.space.to_theta(z) if self.physical else z)
-        return self.powers(clipped(u))
-
-    def forward(self, z: Tensor) -> Tensor:
-        """(B, p) -> (B, F)."""
-        return self.outer(self._polynomials(z))
 
 
 class SyntheticPosterior(Posterior):
@@ -271,11 +243,21 @@ class SyntheticLikelihood(Candidate):
             if degree == 1 or count(dim, degree) <= 300
             for physical in (False, True)
         ]
-        return [self._fit(problem, rows, kinds) for rows in subsets]
+        emulator = None if problem.bank_x is None else Emulator.of(problem, self.directions)
+        return [self._fit(problem, rows, kinds, emulator) for rows in subsets]
 
-    def _fit(self, problem: Problem, rows: Tensor, kinds: Sequence[Features]) -> SyntheticPosterior:
-        directions = Directions.of(problem.y[rows], self.directions)
+    def _fit(
+        self, problem: Problem, rows: Tensor, kinds: Sequence[Features], emulator: Emulator | None
+    ) -> SyntheticPosterior:
+        """The regression of highest evidence, with a vague prior, or with one that says what simulations say."""
+        directions, z = Directions.of(problem.y[rows], self.directions), problem.z[rows]
         targets = directions(problem.y[rows])
-        fits = [(fit_conjugate(kind(problem.z[rows]), targets, kind.order), kind) for kind in kinds]
+        fits = [(fit_conjugate(kind(z), targets, kind.order), kind) for kind in kinds]
+        if emulator is not None:
+            prior = emulator.prior(directions)
+            for degree in sorted({kind.degree for kind in kinds}):
+                kind = emulator.features.at_least(degree)
+                known = prior.padded(len(kind.order))
+                fits.append((fit_conjugate(kind(z), targets, kind.order, known, degree), kind))
         fit, kind = max(fits, key=lambda each: each[0].evidence)
         return SyntheticPosterior(fit.regression, directions, kind, problem, self.modes, self.proposals)

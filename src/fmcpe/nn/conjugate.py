@@ -1,15 +1,16 @@
 r"""Bayesian multivariate linear regression in closed form.
 
-    s = μ + Bᵀ φ + ε,   ε ~ N(0, Σ),   B | Σ ~ MN(0, Λ⁻¹, Σ),   Σ ~ IW(c τ² I, c + d + 1),   μ flat
+    s = μ + Bᵀ φ + ε,   ε ~ N(0, Σ),   B | Σ ~ MN(B_0, Λ⁻¹, Σ),   Σ ~ IW(c τ² RᵀR, c + d + 1),   μ flat
 
-The predictive distribution of a new s is Student's t, and the evidence of the data is known, so that the prior precisions Λ,
-the noise level τ² and its pseudo-count c are those of highest evidence (Minka, "Bayesian linear regression", 2000).
+B_0 and R are what is known beforehand (`Prior`): zero and the identity, or what simulations say. The predictive distribution of
+a new s is Student's t, and the evidence of the data is known, so that the prior precisions Λ, the noise level τ² and its
+pseudo-count c are those of highest evidence (Minka, "Bayesian linear regression", 2000).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,26 +69,67 @@ class Fit:
     evidence: float
 
 
+def _padded(rows: Tensor, number: int) -> Tensor:
+    """Rows (n, d) with rows of zeros below, (number, d)."""
+    return torch.nn.functional.pad(rows, (0, 0, 0, number - len(rows)))
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a regression beforehand.
+
+    Args:
+        mean: B_0, (F, d).
+        root: R, (d, d): RᵀR is the noise covariance, up to the factor τ².
+        noises: Exponents of the smallest and largest τ², powers of ten.
+    """
+
+    mean: Tensor
+    root: Tensor
+    noises: tuple[int, int]
+
+    @classmethod
+    def vague(cls, features: int, targets: int) -> Prior:
+        """B_0 = 0 and R = I, for standardised targets."""
+        return cls(torch.zeros(features, targets).double(), torch.eye(targets).double(), (-5, 0))
+
+    def padded(self, features: int) -> Prior:
+        """With prior means of zero for more features."""
+        return replace(self, mean=_padded(self.mean, features))
+
+
 def fit_conjugate(
-    features: Tensor, targets: Tensor, order: Tensor, pseudo_counts: Sequence[float] = (1.0, 4.0, 16.0, 64.0)
+    features: Tensor,
+    targets: Tensor,
+    order: Tensor,
+    prior: Prior | None = None,
+    degree: int | None = None,
+    pseudo_counts: Sequence[float] = (1.0, 4.0, 16.0, 64.0),
 ) -> Fit:
-    """The regression of highest evidence, on a grid of Λ (1e-6 to 1e3) and of τ² (1e-5 to 1), averaged over τ² and c.
+    """The regression of highest evidence, on a grid of Λ (1e-6 to 1e3) and of τ², averaged over τ² and c.
 
     Args:
         features: φ, (n, F), standardised.
         targets: s, (n, d), standardised.
-        order: 1 for linear features and more for others, (F,): those have a prior precision of their own.
+        order: Order of each feature, (F,), increasing: those above the first have a prior precision of their own.
+        prior: B_0 and R; zero and the identity if None.
+        degree: Features of a higher order keep the coefficients B_0; all are free if None.
         pseudo_counts: Values of c.
     """
     precisions = [10.0**k for k in range(-6, 4)]
+    number, d, size = *targets.shape, len(order)
+    prior = prior or Prior.vague(size, d)
+    unroot = torch.linalg.inv(prior.root)
     f, t = features.double(), targets.double()
-    number, d = t.shape
     f_mean, t_mean = f.mean(0), t.mean(0)
-    f, t = f - f_mean, t - t_mean
+    f = f - f_mean
+    t = (t - t_mean - f @ prior.mean) @ unroot  # now B_0 = 0 and R = I
+    free = size if degree is None else int((order <= degree).sum())
+    f, order = f[:, :free], order[:free]
     gram, cross, squares = f.T @ f, f.T @ t, t.T @ t
     rows = number - 1  # the intercept takes one
     bent = order > 1
-    counts, noises = torch.tensor(pseudo_counts).to(f)[:, None], torch.logspace(-5, 0, 11).to(f)
+    counts, noises = torch.tensor(pseudo_counts).to(f)[:, None], torch.logspace(*prior.noises, 11).to(f)
     before, after = counts + d + 1, counts + d + 1 + rows
     gammas = torch.special.multigammaln(after / 2, d) - torch.special.multigammaln(before / 2, d)
 
@@ -123,13 +165,15 @@ def fit_conjugate(
     freedom = c + d + 1 + rows - d + 1
     root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
     whitening = torch.linalg.inv(root).T
+    gram_root = f.new_zeros(size, size)
+    gram_root[:free, :free] = torch.linalg.cholesky((inverse + inverse.T) / 2)
     regression = Regression(
         feature_mean=f_mean,
         target_mean=t_mean,
-        weight=weight @ whitening,
-        whitening=whitening,
-        gram_root=torch.linalg.cholesky((inverse + inverse.T) / 2),
+        weight=(prior.mean @ unroot + _padded(weight, size)) @ whitening,
+        whitening=unroot @ whitening,
+        gram_root=gram_root,
         freedom=torch.tensor(freedom),
         count=torch.tensor(number),
     )
-    return Fit(regression, value)
+    return Fit(regression, value + rows * float(torch.linalg.slogdet(unroot)[1]))

@@ -1,0 +1,112 @@
+r"""The simulator's mean as a polynomial of the parameters, and its noise: what a regression of real data expects.
+
+s(x) = μ + Wᵀ φ(θ) + ε,   (θ, x) simulations from the prior
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fmcpe.candidates.base import clipped
+from fmcpe.nn.conjugate import Fit, Prior, fit_conjugate
+from fmcpe.nn.directions import Directions
+from fmcpe.nn.polynomials import Powers, count
+from fmcpe.problem import Problem
+from fmcpe.spaces import ParameterSpace, Standardiser
+
+
+class Features(nn.Module):
+    """Polynomials of θ, standardised by the prior.
+
+    Args:
+        space: Physical θ <-> z.
+        pool: Draws of the prior in z, for the statistics.
+        degree: Of the polynomials.
+        physical: Whether they are polynomials of physical θ, or of z.
+    """
+
+    space: ParameterSpace
+
+    def __init__(self, space: ParameterSpace, pool: Tensor, degree: int, physical: bool) -> None:
+        super().__init__()
+        object.__setattr__(self, "space", space)  # no submodule, as in `Posterior`
+        self.degree, self.physical, self.pool = degree, physical, pool
+        self.powers = Powers(pool.shape[1], degree)
+        self.inner = Standardiser(space.to_theta(pool) if physical else pool)
+        self.outer = Standardiser(self._polynomials(pool))
+        self.order = torch.tensor([len(term) for term in self.powers.terms])
+
+    def _polynomials(self, z: Tensor) -> Tensor:
+        u = self.inner(self.space.to_theta(z) if self.physical else z)
+        return self.powers(clipped(u))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(B, p) -> (B, F)."""
+        return self.outer(self._polynomials(z))
+
+    def at_least(self, degree: int) -> Features:
+        """The same features, and those up to `degree`."""
+        return self if degree <= self.degree else Features(self.space, self.pool, degree, self.physical)
+
+
+def _evidence(found: tuple[Fit, Features]) -> float:
+    return found[0].evidence
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A regression of simulations on the parameters, for any directions of the data.
+
+    Args:
+        features: z -> φ, (F,).
+        phi: Centred features of the simulations, (M, F).
+        smoother: (ΦᵀΦ + Λ)⁻¹ Φᵀ, (F, M): coefficients of centred data.
+        x: The simulations, (M, ...).
+    """
+
+    features: Features
+    phi: Tensor
+    smoother: Tensor
+    x: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, directions: int, most: int = 200) -> Emulator:
+        """From the bank of simulations; coordinates, degree and precisions are those of highest evidence.
+
+        Args:
+            problem: Where the bank is; nothing else of it is used.
+            directions: Leading directions of the simulations that the evidence is of.
+            most: Largest number of features.
+        """
+        assert problem.bank_theta is not None and problem.bank_x is not None
+        z = problem.space.to_z_safely(problem.bank_theta)
+        seen = Directions.of(problem.bank_x, directions)(problem.bank_x)
+
+        def fitted(degree: int, physical: bool) -> tuple[Fit, Features]:
+            kind = Features(problem.space, problem.pool, degree, physical)
+            return fit_conjugate(kind(z), seen, kind.order), kind
+
+        best: list[tuple[Fit, Features]] = []
+        for physical in (False, True):
+            tried = [fitted(1, physical)]
+            while count(z.shape[1], len(tried) + 1) <= most and tried[-1] is max(tried, key=_evidence):
+                tried.append(fitted(len(tried) + 1, physical))
+            best.append(max(tried, key=_evidence))
+        fit, kind = max(best, key=_evidence)
+        phi = kind(z).double()
+        phi = phi - phi.mean(0)
+        root = fit.regression.gram_root.double()
+        return cls(kind, phi, root @ (root.T @ phi.T), problem.bank_x)
+
+    def prior(self, directions: Directions) -> Prior:
+        """The simulator's mean and noise in these directions."""
+        seen = directions(self.x).double()
+        seen = seen - seen.mean(0)
+        mean = self.smoother @ seen
+        left = seen - self.phi @ mean
+        noise = left.T @ left / len(left)
+        floor = 1e-3 * noise.diagonal().mean() + 1e-12  # of directions without noise
+        return Prior(mean, torch.linalg.cholesky(noise + floor * torch.eye(len(noise)).to(noise)).T, (-2, 3))
