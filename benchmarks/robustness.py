@@ -3,7 +3,8 @@
     python benchmarks/robustness.py docs/results/trust/robustness.csv
 
 "error" is the root mean square error of the posterior mean on 300 new pairs, in prior standard deviations of z; "energy" the
-energy score; "clean" that of fits to the same calibration sets without the fault. "found": repeats in which `suspects` names
+energy score; "clean" that of fits to the same calibration sets without the fault. "outliers": `Stack(outliers=)`, which leaves
+such pairs out of the training rows, or 0, which keeps all. "found": repeats in which `suspects` names
 the faulty pairs; "false": other pairs that it names, per fit. The recipe is the default one; the base posterior is trained once
 for each problem.
 """
@@ -30,6 +31,7 @@ PROBLEMS = ("gaussian", "zoo/heat-gain-offset", "zoo/g-and-k-saturation")
 FAULTS = ("clean", "y x 10", "flip", "swap")
 FIELDS = (
     "problem",
+    "outliers",
     "fault",
     "repeats",
     "error",
@@ -43,9 +45,8 @@ FIELDS = (
 )
 
 
-def measure(name, recipe, faults, repeats):
+def measure(name, task, base, recipe, faults, repeats):
     """Error, energy score, whether the fault was found, and false alarms, by fault, each (repeats, 4)."""
-    task, base = base_of(name)
     space = ParameterSpace.of(task.prior)
     theta_test, y_test = task.test_set(300, 0)
     truth = space.to_z_safely(theta_test)
@@ -80,12 +81,14 @@ def main():
     warnings.simplefilter("ignore")
     rows = []
     for name in options.problem:
-        found = measure(name, Stack(), FAULTS, options.repeats)
-        clean = found["clean"].mean(0)
-        for fault in FAULTS:
-            error, energy, hit, false = found[fault].mean(0)
-            numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
-            rows.append((name, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
+        task, base = base_of(name)
+        for level in (0.0, Stack().outliers):
+            found = measure(name, task, base, Stack(outliers=level), FAULTS, options.repeats)
+            clean = found["clean"].mean(0)
+            for fault in FAULTS:
+                error, energy, hit, false = found[fault].mean(0)
+                numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
+                rows.append((name, level, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     with options.csv.open("w", newline="") as file:
         csv.writer(file).writerows([FIELDS, *rows])
