@@ -153,7 +153,8 @@ class Fitted:
         skipped: Why some candidates were not fitted.
         seconds: Of each candidate.
         fits: The cross-fitted candidates.
-        distances: What the weights were computed from.
+        distances: What the weights were computed from, and the same of pairs that were left out.
+        left_out: Rows of pairs that are outliers among all, `fmcpe.outliers`.
     """
 
     posterior: Posterior
@@ -167,6 +168,7 @@ class Fitted:
     seconds: dict[str, float]
     fits: tuple[CrossFit, ...]
     distances: Distances
+    left_out: Tensor
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,8 @@ class Stack:
         """Weights, recalibration and the deployed posterior of cross-fitted candidates: the second half of `fit`."""
         names, distinct = tuple(fits), groups_of(problem.theta)[1]
         distances = Distances.of(list(fits.values()), problem.z)
-        kept = plausible_rows(problem, torch.arange(len(problem), device=folds.device), self.outliers)
+        everything = torch.arange(len(problem), device=folds.device)
+        kept = plausible_rows(problem, everything, self.outliers)
         weights = self.weights(names, distances.rows(kept), distinct, None if importance is None else importance[kept])
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, rows, importance)
@@ -263,6 +266,7 @@ class Stack:
             {name: fit.seconds for name, fit in fits.items()},
             tuple(fits.values()),
             distances,
+            everything[~torch.isin(everything, kept)],
         )
 
     def cross_fit(
