@@ -1,11 +1,12 @@
 """What one wrong pair costs: error on new pairs of fits with and without a fault among 30 pairs. Prints a table, writes a CSV.
 
-    python benchmarks/robustness.py docs/results/trust/robustness.csv
+    python benchmarks/robustness.py docs/results/trust/robustness.csv --light
 
 "error" is the root mean square error of the posterior mean on 300 new pairs, in prior standard deviations of z; "energy" the
-energy score; "clean" that of fits to the same calibration sets without the fault. "found": repeats in which `suspects` names
-the faulty pairs; "false": other pairs that it names, per fit. The recipe is the default one; the base posterior is trained once
-for each problem.
+energy score; "clean" that of fits to the same calibration sets without the fault. "outliers": `Stack(outliers=)`, which leaves
+such pairs out of the training rows, or 0, which keeps all. "found": repeats in which `suspects` names
+the faulty pairs; "false": other pairs that it names, per fit. The recipe is the default one, or the light stack of
+benchmarks/suspects.py (a second per fit); the base posterior is trained once for each problem.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import argparse
 import csv
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from suspects import PAIRS, base_of, faulty
+from suspects import LIGHT, PAIRS, base_of, faulty
 
 import fmcpe
 from fmcpe import FMCPE, Stack
@@ -30,6 +32,7 @@ PROBLEMS = ("gaussian", "zoo/heat-gain-offset", "zoo/g-and-k-saturation")
 FAULTS = ("clean", "y x 10", "flip", "swap")
 FIELDS = (
     "problem",
+    "outliers",
     "fault",
     "repeats",
     "error",
@@ -43,9 +46,8 @@ FIELDS = (
 )
 
 
-def measure(name, recipe, faults, repeats):
+def measure(name, task, base, recipe, faults, repeats):
     """Error, energy score, whether the fault was found, and false alarms, by fault, each (repeats, 4)."""
-    task, base = base_of(name)
     space = ParameterSpace.of(task.prior)
     theta_test, y_test = task.test_set(300, 0)
     truth = space.to_z_safely(theta_test)
@@ -73,19 +75,22 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path)
+    parser.add_argument("--light", action="store_true", help="the light stack in place of the default recipe")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--problem", nargs="*", default=PROBLEMS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = []
+    rows, recipe = [], LIGHT if options.light else Stack()
     for name in options.problem:
-        found = measure(name, Stack(), FAULTS, options.repeats)
-        clean = found["clean"].mean(0)
-        for fault in FAULTS:
-            error, energy, hit, false = found[fault].mean(0)
-            numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
-            rows.append((name, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
+        task, base = base_of(name)
+        for level in (0.0, Stack().outliers):
+            found = measure(name, task, base, replace(recipe, outliers=level), FAULTS, options.repeats)
+            clean = found["clean"].mean(0)
+            for fault in FAULTS:
+                error, energy, hit, false = found[fault].mean(0)
+                numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
+                rows.append((name, level, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     with options.csv.open("w", newline="") as file:
         csv.writer(file).writerows([FIELDS, *rows])

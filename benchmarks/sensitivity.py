@@ -24,13 +24,14 @@ from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.mixture import Mixture
 from fmcpe.problem import build_problem, split_pairs
+from fmcpe.stacking import training_rows
 
 PROBLEMS = (
     "linear-gain-offset", "g-and-k-saturation", "heat-channels", "sir-nuisance", "oscillator-lag", "enzyme-missing-physics",
 )  # fmt: skip
 PAIRS = (30,)
 TUNED = (candidates.SyntheticLikelihood(), candidates.JointFlow(), candidates.FineTuned())
-OWN_FITS = ("folds", "repeats", "draws")
+OWN_FITS = ("folds", "repeats", "draws", "outliers")
 """Options of `Stack` that change the fits; for all others, the fits of the default are combined again."""
 
 
@@ -104,7 +105,8 @@ def main():
             def fitted(stack, problem=problem):
                 with seeded(0):
                     folds = split_pairs(problem.theta, stack.folds, stack.repeats)
-                return folds, *stack.cross_fit(problem, folds, 0)
+                rows = training_rows(problem, folds, stack.outliers)
+                return folds, rows, *stack.cross_fit(problem, folds, rows, 0)
 
             parts = fitted(stack)
             start = score(stack.combine(problem, *parts, 0).posterior)

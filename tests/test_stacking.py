@@ -19,7 +19,7 @@ from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
-from fmcpe.stacking import cross_fit, stack_weights
+from fmcpe.stacking import cross_fit, stack_weights, training_rows
 
 
 def problem_of(base, seed, number=24):
@@ -72,16 +72,17 @@ def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embeddi
     asked = there.y[inside]
     draws = []
     for problem in (here, changed):
-        fit = cross_fit(candidate, problem, folds, 8, seed=3)
+        fit = cross_fit(candidate, problem, folds, training_rows(problem, folds, 1e-3), 8, seed=3)
         member = fit.members[1] if candidate.uses_pairs else fit.members[0]
         with seeded(4):
             draws.append(member.sample(asked, 16))
     assert torch.equal(*draws)
     if candidate.uses_pairs and name != "prior":  # negative control: the other members have seen the change
+        rows = training_rows(here, folds, 0)
         with seeded(4):
-            other = cross_fit(candidate, changed, folds, 8, seed=3).members[0].sample(asked, 16)
+            other = cross_fit(candidate, changed, folds, rows, 8, seed=3).members[0].sample(asked, 16)
         with seeded(4):
-            same = cross_fit(candidate, here, folds, 8, seed=3).members[0].sample(asked, 16)
+            same = cross_fit(candidate, here, folds, rows, 8, seed=3).members[0].sample(asked, 16)
         assert not torch.equal(other, same)
 
 

@@ -126,7 +126,8 @@ def test_a_refit_without_the_pair_says_what_it_costs(base):
         theta = torch.stack([4 * torch.rand(30) - 2, torch.rand(30)], dim=1)
         y = simulate(theta) + 0.5
     y[4] *= 10
-    method = FMCPE(base, simulate, recipe=replace(SMALL, candidates=(candidates.Prior(), candidates.ResidualShift())))
+    recipe = replace(SMALL, candidates=(candidates.Prior(), candidates.ResidualShift()), outliers=0.0)
+    method = FMCPE(base, simulate, recipe=recipe)
 
     def fit(rows):
         return method.fit(theta[rows], y[rows], seed=0, show_progress_bars=False)

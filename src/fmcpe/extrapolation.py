@@ -7,10 +7,10 @@ their Student-t predictive distribution, or the share of pairs that are as far, 
 pairs say little of it; simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of
 the simulator does not matter) and as a conjugate normal-inverse-gamma prior of the log distances.
 
-**Spread.** An answer far out of range is not sharper than one in range. With v_i the median variance of parameter i over the
-answers at the pairs, v_i(y) that of the stack at y and π_i that of the prior, the mixture has a variance of at least v_i if its
-share of the prior is (v_i - v_i(y)) / (π_i - v_i(y)). λ_v is the largest of these over parameters, physical and unconstrained,
-times a ramp in log p: 0 at p = 0.001, the level of the warning, and 1 from a tenth of that down.
+**Spread.** An answer out of range is not sharper than one in range. λ_v is the smallest share of the prior with which each
+parameter's standard deviation, and half of its central 68 % interval, physical and unconstrained, are at least the median over
+the answers at the pairs, or the prior's if that is smaller (`fmcpe.spread`), times a ramp in log p: 0 from p = 0.01 up, and 1
+from 0.001 down, the level of the warning.
 
 **Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
@@ -33,6 +33,7 @@ from fmcpe.candidates.prior import PriorPosterior
 from fmcpe.nn.fitted import Fitted
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
+from fmcpe.spread import share_needed, spreads
 
 PSEUDO_PAIRS = 4
 """Pairs that simulations count for, where they say what is usual."""
@@ -173,8 +174,7 @@ class WithinRange(Posterior):
         simulated: Which are usual among simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
-        typical: Median variance of the answers at the pairs, of unconstrained and of physical parameters (2p numbers);
-            None for files of earlier versions.
+        typical: Median spreads of the answers at the pairs (4p numbers); None for files of earlier versions.
     """
 
     measured: Tensor
@@ -194,7 +194,8 @@ class WithinRange(Posterior):
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
         self.base, self._last = shared.base.summarised(), Remembered()
-        self.typical, self.prior_variance = typical, self._variances(shared.pool[None])[0]
+        self.typical, self.few = typical, shared.pool[:1024]
+        self.prior_spreads = spreads(self.few[None], shared.space)[0]
 
     @classmethod
     def of(
@@ -206,7 +207,7 @@ class WithinRange(Posterior):
         usual = Range.of(problem.seen.flatten(1), bank)
         out = cls(inner, usual, simulated, half, problem).to(problem.z.device)
         if draws is not None:
-            out.typical = out._variances(draws).median(0).values.tolist()
+            out.typical = spreads(draws, problem.space).median(0).values.tolist()
         number, tails = len(problem), torch.tensor([0.01, 0.99], device=problem.pool.device)
         low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
         # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
@@ -225,21 +226,15 @@ class WithinRange(Posterior):
 
     def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
         """λ_v(y), (B,), for observations with p-values p: always from the same draws."""
-        ramp, out = (-(p / WARNED).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
+        ramp, out = (-(p / (10 * WARNED)).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
         if self.typical is None or not bool((ramp > 0).any()):
             return out
+        prior, space = self.few.to(y.device), self.prior.space
+        least = torch.minimum(torch.tensor(self.typical).to(self.prior_spreads), self.prior_spreads).to(y.device)
         with seeded(0), torch.no_grad():
-            here = self._variances(self.inner.sample(y[ramp > 0], draws))
-        prior = self.prior_variance.to(here)
-        least = torch.minimum(torch.tensor(self.typical).to(here), prior)
-        missing = (least - here).clamp_min(0) / (prior - here).clamp_min(1e-12)
-        out[ramp > 0] = (missing.nan_to_num(1.0).clamp_max(1).amax(1)).to(out)
+            parts = [self.inner.sample(rows, draws) for rows in y[ramp > 0].split(200)]  # bounds memory
+        out[ramp > 0] = torch.cat([share_needed(z, prior, least, space) for z in parts]).to(out)
         return ramp * out
-
-    def _variances(self, z: Tensor) -> Tensor:
-        """Variance of unconstrained and of physical parameters, (B, 2p), of draws (B, S, p)."""
-        theta = self.prior.space.to_theta(z.flatten(0, 1)).reshape(z.shape)
-        return torch.cat([z.double().var(1), theta.double().var(1)], dim=1)
 
     def p_values(self, y: Tensor) -> Tensor:
         """Student-t predictive p-value of the distance to the pairs, (B,)."""
@@ -279,7 +274,7 @@ class WithinRange(Posterior):
         ranges = [None if r is None else [*r.matrix.shape, len(r.distances)] for r in (self.usual, self.simulated)]
         return {
             "inner": to_config(self.inner), "ranges": ranges, "half": self.p_half,
-            "before": self.usual.before, "typical": self.typical,
+            "before": self.usual.before, "spreads": self.typical,
         }  # fmt: skip
 
     @classmethod
@@ -292,5 +287,5 @@ class WithinRange(Posterior):
         # files of earlier versions have neither
         usual.before = None if config.get("before") is None else tuple(config["before"])
         return cls(
-            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("typical")
+            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("spreads")
         )

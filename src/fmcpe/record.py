@@ -71,7 +71,7 @@ class Note:
     """A warning of the fit.
 
     Args:
-        kind: ``"coverage"``, ``"information"``, ``"design"`` or ``"importance"``.
+        kind: ``"coverage"``, ``"information"``, ``"design"``, ``"importance"`` or ``"outliers"``.
         text: What the user was told.
     """
 
@@ -91,6 +91,7 @@ class Note:
             "information": "held-out pairs predicted no better than by the prior",
             "design": "pairs that do not span the prior",
             "importance": "unreliable importance weights",
+            "outliers": "pairs left out of the fit",
         }.get(self.kind, self.kind)
 
 
@@ -233,6 +234,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
         "information": _uninformative(fitted),
         "importance": _unreliable(fitted),
+        "outliers": _left_out(fitted, problem),
     }
     notes = [Note(kind, text) for kind, texts in found.items() for text in texts]
     for note in notes:
@@ -283,6 +285,18 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
                 "the held-out pairs (Pareto k̂ above 0.7). Compare with recipe=Stack(...) without it."
             ]
     return []
+
+
+def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
+    """Which pairs are no part of the fit, named by the rows that the user gave."""
+    if not len(fitted.left_out):
+        return []
+    rows = fitted.left_out if problem.rows is None else problem.rows[fitted.left_out]
+    named = ", ".join(map(str, rows.tolist()[:10])) + (", ..." if len(rows) > 10 else "")
+    return [
+        f"{len(rows)} of {len(problem)} pairs (row {named}) have a y unlike what such θ give in all others: the fit leaves "
+        "them out, scores count them. Check these measurements with fmcpe.diagnostics.suspects(posterior)."
+    ]
 
 
 def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:

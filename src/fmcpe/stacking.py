@@ -1,6 +1,7 @@
 r"""The default recipe: fit several candidates, score each on pairs it has not seen, sample from the best mixture of them.
 
-    cross_fit      for R random K-fold splits and each fold: fit every candidate on the rows outside the fold
+    cross_fit      for R random K-fold splits and each fold: fit every candidate on the rows outside the fold, without outliers
+                   among them (`fmcpe.outliers`)
     score          z ~ member for each pair that the member has not seen
     stack_weights  weights on the simplex that minimise the cross-validated energy score of the mixture
 
@@ -32,16 +33,28 @@ from fmcpe.candidates import Candidate, Posterior, default
 from fmcpe.energy import CrossFit, Distances
 from fmcpe.extrapolation import WithinRange
 from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
+from fmcpe.outliers import plausible_rows
 from fmcpe.problem import Problem, groups_of, split_pairs
 
 
-def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int, seed: int) -> CrossFit:
+def training_rows(problem: Problem, folds: Tensor, outliers: float) -> list[list[Tensor]]:
+    """Rows outside each fold of each repeat, without those that have a p-value below `outliers` among them."""
+    return [
+        [plausible_rows(problem, (split != k).nonzero()[:, 0], outliers) for k in range(int(split.max()) + 1)]
+        for split in folds
+    ]
+
+
+def cross_fit(
+    candidate: Candidate, problem: Problem, folds: Tensor, rows: Sequence[Sequence[Tensor]], draws: int, seed: int
+) -> CrossFit:
     """Fit a candidate outside each fold, and draw inside it.
 
     Args:
         candidate: What is fitted.
         problem: The pairs and all else.
         folds: The fold of each pair in each repeat, (R, N).
+        rows: What is fitted to in place of each fold of each repeat, `training_rows`.
         draws: S, draws for each pair from each member that has not seen it.
         seed: Of fits and draws; those of one fold do not depend on the data of another.
     """
@@ -49,9 +62,8 @@ def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int,
     if not candidate.uses_pairs:
         subsets, unseen = [torch.arange(len(problem))], [[torch.arange(len(problem))]]
     else:
-        numbers = [range(int(split.max()) + 1) for split in folds]
-        unseen = [[(split == k).nonzero()[:, 0] for k in ks] for split, ks in zip(folds, numbers, strict=True)]
-        subsets = [(split != k).nonzero()[:, 0] for split, ks in zip(folds, numbers, strict=True) for k in ks]
+        unseen = [[(split == k).nonzero()[:, 0] for k in range(len(ks))] for split, ks in zip(folds, rows, strict=True)]
+        subsets = [each for ks in rows for each in ks]
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
@@ -59,9 +71,9 @@ def cross_fit(candidate: Candidate, problem: Problem, folds: Tensor, draws: int,
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
     for repeat, parts in enumerate(unseen):
-        for fold, rows in enumerate(parts):
+        for fold, inside in enumerate(parts):
             with seeded(derive(seed, candidate.name, "draw", repeat, fold)):
-                out[rows, repeat] = next(asked).sample(problem.y[rows], draws)
+                out[inside, repeat] = next(asked).sample(problem.y[inside], draws)
     return CrossFit(members, out, time.perf_counter() - started)
 
 
@@ -141,7 +153,8 @@ class Fitted:
         skipped: Why some candidates were not fitted.
         seconds: Of each candidate.
         fits: The cross-fitted candidates.
-        distances: What the weights were computed from.
+        distances: What the weights were computed from, and the same of pairs that were left out.
+        left_out: Rows of pairs that are outliers among all, `fmcpe.outliers`.
     """
 
     posterior: Posterior
@@ -155,6 +168,7 @@ class Fitted:
     seconds: dict[str, float]
     fits: tuple[CrossFit, ...]
     distances: Distances
+    left_out: Tensor
 
 
 @dataclass(frozen=True)
@@ -170,6 +184,7 @@ class Stack:
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
+        outliers: P-value, among the training rows alone, below which a pair is left out of them; 0 keeps all.
         smallest: Weight below which a candidate gets none.
 
     Example:
@@ -188,6 +203,7 @@ class Stack:
     pseudo_count: float = 0.05
     shrinkage: float = 5.0
     out_of_range: float = 1e-5
+    outliers: float = 1e-3
     smallest: float = 0.03
 
     def __post_init__(self) -> None:
@@ -198,7 +214,7 @@ class Stack:
                 f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
                 "FineTuned()])."
             )
-        check_numbers(self, {"folds": 2, "draws": 2})
+        check_numbers(self, {"folds": 2, "draws": 2}, zero=("outliers",))
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
@@ -213,13 +229,15 @@ class Stack:
         """
         with seeded(derive(seed, "folds")):
             folds = split_pairs(problem.theta, self.folds, self.repeats)
-        fits, skipped = self.cross_fit(problem, folds, seed, show_progress_bars)
-        return self.combine(problem, folds, fits, skipped, seed, importance)
+        rows = training_rows(problem, folds, self.outliers)
+        fits, skipped = self.cross_fit(problem, folds, rows, seed, show_progress_bars)
+        return self.combine(problem, folds, rows, fits, skipped, seed, importance)
 
     def combine(
         self,
         problem: Problem,
         folds: Tensor,
+        rows: Sequence[Sequence[Tensor]],
         fits: Mapping[str, CrossFit],
         skipped: dict[str, str],
         seed: int,
@@ -228,9 +246,11 @@ class Stack:
         """Weights, recalibration and the deployed posterior of cross-fitted candidates: the second half of `fit`."""
         names, distinct = tuple(fits), groups_of(problem.theta)[1]
         distances = Distances.of(list(fits.values()), problem.z)
-        weights = self.weights(names, distances, distinct, importance)
+        everything = torch.arange(len(problem), device=folds.device)
+        kept = plausible_rows(problem, everything, self.outliers)
+        weights = self.weights(names, distances.rows(kept), distinct, None if importance is None else importance[kept])
         with seeded(derive(seed, "held out")):
-            held_out, scores = self._held_out(fits, distances, folds, importance)
+            held_out, scores = self._held_out(fits, distances, folds, rows, importance)
         scale = recalibration(held_out, problem.z, distinct, self.shrinkage)
         held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
         mixture = _ensemble(list(fits.values()), weights)
@@ -246,10 +266,16 @@ class Stack:
             {name: fit.seconds for name, fit in fits.items()},
             tuple(fits.values()),
             distances,
+            everything[~torch.isin(everything, kept)],
         )
 
     def cross_fit(
-        self, problem: Problem, folds: Tensor, seed: int, show_progress_bars: bool = False
+        self,
+        problem: Problem,
+        folds: Tensor,
+        rows: Sequence[Sequence[Tensor]],
+        seed: int,
+        show_progress_bars: bool = False,
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """Every candidate that can be fitted, and why the others cannot."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
@@ -263,7 +289,7 @@ class Stack:
         with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
             for candidate in fitted:
                 with progress.part(candidate.effort):
-                    fits[candidate.name] = cross_fit(candidate, problem, folds, self.draws, seed)
+                    fits[candidate.name] = cross_fit(candidate, problem, folds, rows, self.draws, seed)
         return fits, skipped
 
     def weights(
@@ -276,15 +302,20 @@ class Stack:
         return weights / weights.sum()
 
     def _held_out(
-        self, fits: Mapping[str, CrossFit], distances: Distances, folds: Tensor, importance: Tensor | None
+        self,
+        fits: Mapping[str, CrossFit],
+        distances: Distances,
+        folds: Tensor,
+        rows: Sequence[Sequence[Tensor]],
+        importance: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Draws of the stack for each pair, (N, R·S, p), and its scores, (R, N), with weights computed without the fold."""
         number, _, size, dim = next(iter(fits.values())).draws.shape
         draws, scores = torch.empty(number, len(folds), size, dim), torch.empty(folds.shape)
         for repeat, split in enumerate(folds):
-            for k in split.unique():
-                inside, outside = (split == k).nonzero()[:, 0], (split != k).nonzero()[:, 0]
-                outside = outside if len(outside) else inside
+            for k, training in enumerate(rows[repeat]):
+                inside = (split == k).nonzero()[:, 0]
+                outside = training if len(training) else inside
                 some = None if importance is None else importance[outside]
                 w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), some)
                 scores[repeat, inside] = distances.rows(inside).scores(w)

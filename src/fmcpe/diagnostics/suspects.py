@@ -3,14 +3,9 @@ r"""Which calibration pair is suspect? Pairs that disagree with all others.
 Three questions are asked of each pair, all answered without it:
 
     θ given y  Mahalanobis distance of the true z from the draws of members that have not seen the pair
-    y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there: Student-t
-               weights, ridge penalty by leave-one-out, leave-one-out residuals whitened by their weighted covariance
+    y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there
+               (`fmcpe.outliers`, as are the p-values of distances)
     swapped    with another pair: by how much each θ fits the other's y better than its own
-
-The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
-they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs. Pairs with the same θ
-are one group: the median distance of a group is compared with those of other groups, and the residual of a pair with the median
-residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
 
 Unconstrained z is stretched near a bound of the prior, physical θ is not, and neither is Gaussian there: a distance of θ is the
 smaller of the two. Two rows i and j are
@@ -30,8 +25,9 @@ from scipy import stats
 from torch import Tensor
 
 from fmcpe.diagnostics.cross_validated import held_out_of
-from fmcpe.extrapolation import Range, whitening
+from fmcpe.extrapolation import Range
 from fmcpe.metrics import energy_score
+from fmcpe.outliers import data_distances, p_values, shared_residuals
 from fmcpe.problem import groups_of
 
 if TYPE_CHECKING:
@@ -126,7 +122,7 @@ def suspects(
     spaces = ((draws, truth), (physical, held_out.theta))
     squares = torch.stack([_squared_distances(*each) for each in spaces]).amin(0)
     # the distance of each θ less what all of its repeats are off by
-    repeats = [_squared_distances(d, t - _shared(t - d.mean(1), group)) for d, t in spaces]
+    repeats = [_squared_distances(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
     by_theta = squares.diagonal().sqrt(), torch.stack(repeats).amin(0).diagonal().sqrt()
     swapped, partner = _swap_p_values(squares, truth.shape[1])
     each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swapped)
@@ -148,45 +144,6 @@ def suspects(
             gain = None if refit is None else _gain(held_out, truth, j, given, refit)
             found.append(Suspect(rows[0], by_theta, by_data, by_swap, rows[1], names[i], value, least, most, gain))
     return found
-
-
-def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) -> Tensor:
-    """Student-t p-value of each distance among all of them, (N,), by median and interquartile range of its ⅔ power.
-
-    Args:
-        distances: (N,).
-        within: Distances of repeats after what their group shares is taken off, (N,).
-        group: Which pairs are repeats, (N,), whole numbers from 0. The p-value of a repeat is twice the smaller of that of its
-            group's median among all groups, and of its own distance within the group among all repeats.
-        fewest: Groups, or repeats beyond the first of each, below which nothing is said.
-    """
-    values, inside = (each.double().pow(2 / 3) for each in (distances, within))
-    sizes = torch.bincount(group)
-    between, own = torch.ones_like(values), torch.ones_like(values)
-    if len(sizes) >= fewest:
-        medians = torch.stack([values[group == k].quantile(0.5) for k in range(len(sizes))])
-        between = _robust_tail(medians, len(sizes) - 1)[group]
-    repeated, freedom = sizes[group] > 1, int((sizes - 1).sum())
-    if freedom >= fewest:
-        own[repeated] = _robust_tail(inside[repeated], freedom)
-    return torch.where(repeated, (2 * torch.minimum(between, own)).clamp_max(1.0), between)
-
-
-def _shared(residuals: Tensor, group: Tensor) -> Tensor:
-    """Median residual of the other repeats of each pair's θ, (N, p); zero for a pair without."""
-    out = torch.zeros_like(residuals)
-    for k in (torch.bincount(group) > 1).nonzero()[:, 0].tolist():
-        rows = (group == k).nonzero()[:, 0]
-        for j in rows.tolist():
-            out[j] = residuals[rows[rows != j]].quantile(0.5, dim=0)
-    return out
-
-
-def _robust_tail(values: Tensor, freedom: int) -> Tensor:
-    """Upper tail of Student's t at each value, by their median and interquartile range."""
-    low, middle, high = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype, device=values.device))
-    scale = ((high - low) / (2 * stats.norm.ppf(0.75))).clamp_min(1e-9)
-    return torch.as_tensor(stats.t.sf(((values - middle) / scale).cpu().numpy(), freedom), device=values.device)
 
 
 def _covariances(draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,47 +185,7 @@ def _data_distances(held_out: HeldOut, truth: Tensor, group: Tensor) -> tuple[Te
     """Distance of each summary of y from what all other pairs say of its θ, (N,), and within its group of repeats, (N,)."""
     if held_out.at_pairs is None:  # of files of earlier versions: from the summaries of all others
         return (Range.of(held_out.seen).distances.exp(),) * 2
-    mean = held_out.at_pairs.mean(1).double()
-    features = torch.cat([_standardised(truth.double()), _components(mean)], dim=1)
-    return _robust_distances(features, held_out.seen.double() - mean, group)
-
-
-def _standardised(rows: Tensor) -> Tensor:
-    std = rows.std(0)
-    return (rows - rows.mean(0)) / torch.where(std > 1e-9 * rows.abs().amax(0).clamp_min(1e-30), std, torch.inf)
-
-
-def _components(rows: Tensor, most: int = 4) -> Tensor:
-    """Leading principal components of rows (N, f), of unit variance."""
-    return torch.linalg.svd(_standardised(rows), full_matrices=False)[0][:, :most] * len(rows) ** 0.5
-
-
-def _robust_distances(
-    features: Tensor, targets: Tensor, group: Tensor, freedom: float = 4.0, rounds: int = 6
-) -> tuple[Tensor, Tensor]:
-    """Mahalanobis distances of leave-one-out residuals of a ridge regression with Student-t weights, and within groups."""
-    number = len(targets)
-    size = max(1, min(16, targets.shape[1], number // 3))
-    design = torch.cat([features.new_ones(number, 1), features], dim=1)
-    targets, weight = _standardised(targets), features.new_ones(number)
-    penalised = torch.ones(design.shape[1], dtype=design.dtype)
-    penalised[0] = 1e-9
-    distance = within = weight
-    for _ in range(rounds):
-        residuals = []
-        for penalty in (1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3):
-            weighted = weight[:, None] * design
-            hat = design @ torch.linalg.solve(design.T @ weighted + penalty * penalised.diag(), weighted.T)
-            leverage = hat.diagonal().clamp_max(0.95)
-            residuals.append((targets - hat @ targets) / (1 - leverage)[:, None])
-        best = min(residuals, key=lambda each: float(weight @ each.square().sum(1)))
-        best = best - weight @ best / weight.sum()
-        whiten = whitening(weight.sqrt()[:, None] * best, size)[1]
-        distance, within = ((each @ whiten).norm(dim=1) for each in (best, best - _shared(best, group)))
-        scaled = distance.square() * (stats.chi2.median(size) / distance.median().square().clamp_min(1e-24))
-        weight = (freedom + size) / (freedom + scaled)
-        weight = weight / weight.mean()
-    return distance, within
+    return data_distances(truth, held_out.seen, held_out.at_pairs.mean(1), group)[:2]
 
 
 def _gain(

@@ -1,0 +1,151 @@
+r"""Calibration pairs whose y is unlike what their θ gives in all other pairs.
+
+The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
+regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its leave-one-out residuals
+whitened by their weighted covariance. A wrong pair loses its weight, so it hides neither itself nor another.
+
+The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
+they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs. Where their upper
+tenth is wider than that, because the noise depends on θ or has heavy tails, it sets the scale (as in boxplots for skewed data,
+Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
+
+Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
+a pair with the median residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
+
+`Stack` leaves a pair with p < 0.001 out of the training rows of its candidates, by the p-values among these rows alone, and out
+of the mean that its weights minimise. Everything that is reported counts all pairs.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fmcpe.extrapolation import whitening
+from fmcpe.problem import Problem, groups_of
+
+FEWEST = 8
+"""Pairs below which nothing is said of any."""
+
+MANY = 256
+"""Numbers of a summary above which a decomposition of all of them takes longer than a fit."""
+
+
+def plausible_rows(problem: Problem, rows: Tensor, level: float) -> Tensor:
+    """The rows whose p-value among them is at least `level`: of clean pairs, nearly always all."""
+    if level <= 0 or len(rows) < FEWEST:
+        return rows
+    x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
+    distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
+    return rows[p_values(*distances) >= level]
+
+
+def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distance of each summary of y from what all other pairs say of its θ, (N,); within its group of repeats, (N,); groups.
+
+    Args:
+        z: θ in unconstrained space, (N, p).
+        seen: Summaries of y, (N, f).
+        simulated: Mean summary of simulations at θ, (N, f), if there are any.
+        group: Which pairs are repeats, (N,).
+    """
+    features, targets = standardised(z.double()), seen.double()
+    if simulated is not None:
+        mean = simulated.double()
+        features, targets = torch.cat([features, _components(mean)], dim=1), targets - mean
+    return *_robust_distances(features, _leading(standardised(targets)), group), group
+
+
+def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = FEWEST) -> Tensor:
+    """Student-t p-value of each distance among all of them, (N,), by median and robust scale of its ⅔ power.
+
+    Args:
+        distances: (N,).
+        within: Distances of repeats after what their group shares is taken off, (N,).
+        group: Which pairs are repeats, (N,), whole numbers from 0. The p-value of a repeat is twice the smaller of that of its
+            group's median among all groups, and of its own distance within the group among all repeats.
+        fewest: Groups, or repeats beyond the first of each, below which nothing is said.
+    """
+    values, inside = (each.double().pow(2 / 3) for each in (distances, within))
+    sizes = torch.bincount(group)
+    between, own = torch.ones_like(values), torch.ones_like(values)
+    if len(sizes) >= fewest:
+        medians = torch.empty(len(sizes), dtype=values.dtype, device=values.device)
+        medians[group] = values
+        for k in (sizes > 1).nonzero()[:, 0].tolist():
+            medians[k] = values[group == k].quantile(0.5)
+        between = _robust_tail(medians, len(sizes) - 1)[group]
+    repeated, freedom = sizes[group] > 1, int((sizes - 1).sum())
+    if freedom >= fewest:
+        own[repeated] = _robust_tail(inside[repeated], freedom)
+    return torch.where(repeated, (2 * torch.minimum(between, own)).clamp_max(1.0), between)
+
+
+def shared_residuals(residuals: Tensor, group: Tensor) -> Tensor:
+    """Median residual of the other repeats of each pair's θ, (N, p); zero for a pair without."""
+    out = torch.zeros_like(residuals)
+    for k in (torch.bincount(group) > 1).nonzero()[:, 0].tolist():
+        rows = (group == k).nonzero()[:, 0]
+        for j in rows.tolist():
+            out[j] = residuals[rows[rows != j]].quantile(0.5, dim=0)
+    return out
+
+
+def standardised(rows: Tensor) -> Tensor:
+    """Columns of zero mean and unit variance; constants are zero."""
+    std = rows.std(0)
+    return (rows - rows.mean(0)) / torch.where(std > 1e-9 * rows.abs().amax(0).clamp_min(1e-30), std, torch.inf)
+
+
+def _robust_tail(values: Tensor, freedom: int) -> Tensor:
+    """Upper tail of Student's t at each value; its scale is by both quartiles, or by the upper tenth if that is larger."""
+    at = torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype, device=values.device)
+    low, middle, high = values.quantile(at)
+    upper = values.quantile(0.9, interpolation="lower") - middle
+    scale = torch.maximum((high - low) / (2 * stats.norm.ppf(0.75)), upper / stats.norm.ppf(0.9)).clamp_min(1e-9)
+    return torch.as_tensor(stats.t.sf(((values - middle) / scale).cpu().numpy(), freedom), device=values.device)
+
+
+def _components(rows: Tensor, most: int = 4) -> Tensor:
+    """Leading principal components of rows (N, f), of unit variance."""
+    rows = standardised(rows)
+    if rows.shape[1] > MANY:
+        return torch.linalg.eigh(rows @ rows.T)[1].flip(1)[:, :most] * len(rows) ** 0.5
+    return torch.linalg.svd(rows, full_matrices=False)[0][:, :most] * len(rows) ** 0.5
+
+
+def _leading(rows: Tensor, most: int = 16) -> Tensor:
+    """Rows (N, f); in `most` principal directions if they have many numbers."""
+    if rows.shape[1] <= MANY:
+        return rows
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    return (vectors * values.clamp_min(0.0).sqrt()).flip(1)[:, :most]
+
+
+def _robust_distances(
+    features: Tensor, targets: Tensor, group: Tensor, freedom: float = 4.0, rounds: int = 6
+) -> tuple[Tensor, Tensor]:
+    """Mahalanobis distances of leave-one-out residuals of a ridge regression with Student-t weights, and within groups."""
+    number = len(targets)
+    size = max(1, min(16, targets.shape[1], number // 3))
+    design = torch.cat([features.new_ones(number, 1), features], dim=1)
+    weight = features.new_ones(number)
+    penalised = torch.ones(design.shape[1], dtype=design.dtype, device=design.device)
+    penalised[0] = 1e-9
+    distance = within = weight
+    for _ in range(rounds):
+        residuals = []
+        for penalty in (1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3):
+            weighted = weight[:, None] * design
+            gain = torch.linalg.solve(design.T @ weighted + penalty * penalised.diag(), weighted.T)
+            leverage = (design * gain.T).sum(1).clamp_max(0.95)
+            residuals.append((targets - design @ (gain @ targets)) / (1 - leverage)[:, None])
+        best = min(residuals, key=lambda each: float(weight @ each.square().sum(1)))
+        best = best - weight @ best / weight.sum()
+        whiten = whitening(weight.sqrt()[:, None] * best, size)[1]
+        distance, within = ((each @ whiten).norm(dim=1) for each in (best, best - shared_residuals(best, group)))
+        scaled = distance.square() * (stats.chi2.median(size) / distance.median().square().clamp_min(1e-24))
+        weight = (freedom + size) / (freedom + scaled)
+        weight = weight / weight.mean()
+    return distance, within
