@@ -139,13 +139,41 @@ def suspects(folder):
     return figure, (left, right)
 
 
+def learning_curve(folder):
+    """Point 3: forecasts of the score at twice the pairs against the truth, and what suggested pairs give."""
+    rows, designs = table(folder / "learning-curve.csv"), table(folder / "suggest.csv")
+    figure = Figure(figsize=(7.2, 3.1), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    for k, half in enumerate(("development", "reporting")):
+        part = [row for row in rows if row["half"] == half]
+        truth, middle, low, high = (
+            np.array([float(row[name]) for row in part]) for name in ("truth", "ratio", "low", "high")
+        )
+        label = f"{half}: {np.mean((low <= truth) & (truth <= high)):.0%} of {len(part)} inside"
+        bars = np.clip([middle - low, high - middle], 0, None)
+        left.errorbar(truth, middle, bars, fmt="o", ms=3, lw=0.7, color=COLORS[k], label=label)
+    ends = [min(left.get_xlim()[0], left.get_ylim()[0]), max(left.get_xlim()[1], left.get_ylim()[1])]
+    left.plot(ends, ends, color="black", lw=0.8)
+    left.set(xlabel="score at twice the pairs / score now", ylabel="forecast, with 80 % intervals")
+    left.legend(frameon=False, fontsize=8)
+    names = list(dict.fromkeys(row["more pairs"] for row in designs if row["more pairs"] != "prior"))
+    for k, name in enumerate(names):
+        ratios = [float(row["ratio to prior draws"]) for row in designs if row["more pairs"] == name]
+        right.scatter(k + np.linspace(-0.15, 0.15, len(ratios)), ratios, s=10, color=COLORS[k])
+        right.hlines(np.exp(np.mean(np.log(ratios))), k - 0.25, k + 0.25, color="black", lw=1.5)
+    right.axhline(1, color="black", lw=0.8, ls="--")
+    right.set(ylabel="score after 20 + 20 pairs /\nthat with prior draws", xlim=(-0.6, len(names) - 0.4))
+    right.set_xticks(range(len(names)), names, fontsize=8, rotation=30, ha="right")
+    return figure, (left, right)
+
+
 def main():
     folder, target = Path(sys.argv[1]), Path(sys.argv[2])
-    for draw in (conformal, calibration, misspecification, suspects):
+    for draw in (conformal, calibration, learning_curve, misspecification, suspects):
         figure, panels = draw(folder)
         for axes in panels:
             _tidy(axes)
-        figure.savefig(target / f"guarantee-{draw.__name__}.png", dpi=110)
+        figure.savefig(target / f"guarantee-{draw.__name__.replace('_', '-')}.png", dpi=110)
 
 
 if __name__ == "__main__":

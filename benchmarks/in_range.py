@@ -4,7 +4,7 @@
 
 A default fit on 30 pairs of `gaussian`. Real observations are moved by a number of standard deviations of the pairs' data, each
 in a random direction. The lower panel shows the mean posterior standard deviation in units of the prior's; the answer out
-of range is never sharper than inside.
+of range is never sharper than at a typical pair.
 """
 
 from __future__ import annotations
