@@ -3,7 +3,7 @@
     python benchmarks/robustness.py docs/results/trust/robustness.csv --light
 
 "error" is the root mean square error of the posterior mean on 300 new pairs, in prior standard deviations of z; "energy" the
-energy score; "clean" that of fits to the same calibration sets without the fault. "outliers": `Stack(outliers=)`, which leaves
+energy score; "clean" that of fits to the same calibration sets without the fault. "robust": `Stack(robust=)`, which leaves
 such pairs out of the training rows, or 0, which keeps all. "found": repeats in which `suspects` names
 the faulty pairs; "false": other pairs that it names, per fit. The recipe is the default one, or the light stack of
 benchmarks/suspects.py (a second per fit); the base posterior is trained once for each problem.
@@ -32,7 +32,7 @@ PROBLEMS = ("gaussian", "zoo/heat-gain-offset", "zoo/g-and-k-saturation")
 FAULTS = ("clean", "y x 10", "flip", "swap")
 FIELDS = (
     "problem",
-    "outliers",
+    "robust",
     "fault",
     "repeats",
     "error",
@@ -84,13 +84,13 @@ def main():
     rows, recipe = [], LIGHT if options.light else Stack()
     for name in options.problem:
         task, base = base_of(name)
-        for level in (0.0, Stack().outliers):
-            found = measure(name, task, base, replace(recipe, outliers=level), FAULTS, options.repeats)
+        for robust in (False, True):
+            found = measure(name, task, base, replace(recipe, robust=robust), FAULTS, options.repeats)
             clean = found["clean"].mean(0)
             for fault in FAULTS:
                 error, energy, hit, false = found[fault].mean(0)
                 numbers = (error, clean[0], error - clean[0], energy, clean[1], energy / clean[1], hit, false)
-                rows.append((name, level, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
+                rows.append((name, robust, fault, options.repeats, *(f"{number:.3f}" for number in numbers)))
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     with options.csv.open("w", newline="") as file:
         csv.writer(file).writerows([FIELDS, *rows])

@@ -31,7 +31,7 @@ PROBLEMS = (
 )  # fmt: skip
 PAIRS = (30,)
 TUNED = (candidates.SyntheticLikelihood(), candidates.JointFlow(), candidates.FineTuned())
-OWN_FITS = ("folds", "repeats", "draws", "outliers")
+OWN_FITS = ("folds", "repeats", "draws", "robust")
 """Options of `Stack` that change the fits; for all others, the fits of the default are combined again."""
 
 
@@ -45,6 +45,8 @@ def variants(default):
             yield field.name, value, [(1, 2), (1, 2, 3, 4)]
         elif field.name == "folds":
             yield field.name, value, [3, 10]
+        elif isinstance(value, bool):
+            yield field.name, value, [not value]
         elif field.name == "level":
             yield field.name, value, [0.4, 1.0]
         elif isinstance(value, int):
@@ -105,7 +107,7 @@ def main():
             def fitted(stack, problem=problem):
                 with seeded(0):
                     folds = split_pairs(problem.theta, stack.folds, stack.repeats)
-                rows = training_rows(problem, folds, stack.outliers)
+                rows = training_rows(problem, folds, stack.robust)
                 return folds, rows, *stack.cross_fit(problem, folds, rows, 0)
 
             parts = fitted(stack)

@@ -43,13 +43,13 @@ def test_clean_pairs_stay(columns, simulated):
     assert left <= 18 and hit == 60, (left, hit)
 
 
-def test_a_level_of_zero_and_few_pairs_keep_all(base):
+def test_few_pairs_and_fits_that_are_not_robust_keep_all(base):
     theta, y = pairs_of(2)
     y[3] *= 10
     problem, rows = problem_of(base, theta, y), torch.arange(30)
-    assert plausible_rows(problem, rows, 1e-3).tolist() == [j for j in range(30) if j != 3]
-    assert torch.equal(plausible_rows(problem, rows, 0.0), rows)
-    assert torch.equal(plausible_rows(problem, rows[:7], 1e-3), rows[:7])
+    assert plausible_rows(problem, rows).tolist() == [j for j in range(30) if j != 3]
+    assert torch.equal(plausible_rows(problem, rows, robust=False), rows)
+    assert torch.equal(plausible_rows(problem, rows[:7]), rows[:7])
 
 
 def test_training_rows_depend_on_nothing_inside_the_fold(base):
@@ -60,13 +60,13 @@ def test_training_rows_depend_on_nothing_inside_the_fold(base):
     there = problem_of(base, *pairs_of(4))
     with seeded(5):
         folds = split_pairs(theta, 3, 2)
-    found = training_rows(here, folds, 1e-3)
+    found = training_rows(here, folds)
     for split, parts in zip(folds, found, strict=True):
         for k, rows in enumerate(parts):
             outside = (split != k).nonzero()[:, 0]
             assert 5 not in rows and set(rows.tolist()) <= set(outside.tolist()) and len(rows) >= len(outside) - 2
             changed = here.replaced((split == k).nonzero()[:, 0], there)
-            assert torch.equal(plausible_rows(changed, outside, 1e-3), rows)
+            assert torch.equal(plausible_rows(changed, outside), rows)
 
 
 @pytest.mark.parametrize("fault", [10.0, -1.0], ids=["tenfold", "flip"])
@@ -86,7 +86,7 @@ def test_a_wrong_pair_costs_little(base, fault):
         clean, wrong = problem_of(base, theta, y), y.clone()
         wrong[int(y.norm(dim=1).argmax())] *= fault
         faulty, at_best = problem_of(base, theta, wrong), error(clean, all_rows)
-        kept += error(faulty, plausible_rows(faulty, all_rows, 1e-3)) - at_best
+        kept += error(faulty, plausible_rows(faulty, all_rows)) - at_best
         everything += error(faulty, all_rows) - at_best
     assert everything > 0.06 and kept < 0.5 * everything, (kept / 3, everything / 3)
 

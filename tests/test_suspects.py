@@ -126,7 +126,7 @@ def test_a_refit_without_the_pair_says_what_it_costs(base):
         theta = torch.stack([4 * torch.rand(30) - 2, torch.rand(30)], dim=1)
         y = simulate(theta) + 0.5
     y[4] *= 10
-    recipe = replace(SMALL, candidates=(candidates.Prior(), candidates.ResidualShift()), outliers=0.0)
+    recipe = replace(SMALL, candidates=(candidates.Prior(), candidates.ResidualShift()), robust=False)
     method = FMCPE(base, simulate, recipe=recipe)
 
     def fit(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
@@ -35,13 +35,12 @@ def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
         raise ValueError(f"Expected {name} to be {expected}, got {getattr(options, name)!r}. Try {name}={default!r}.")
 
 
-def check_numbers(options: Any, least: Mapping[str, int] | None = None, zero: Collection[str] = ()) -> None:
+def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
     """Refuse numeric fields of a dataclass that are not of their default's kind: whole numbers, or positive, finite ones.
 
     Args:
         options: The dataclass.
         least: Smallest value of some whole numbers; 1 for all others. Shares (``validation...``) are below one.
-        zero: Fields that may be zero.
     """
     for field in fields(options):
         value, low = getattr(options, field.name), (least or {}).get(field.name, 1)
@@ -50,8 +49,7 @@ def check_numbers(options: Any, least: Mapping[str, int] | None = None, zero: Co
         if isinstance(field.default, int):
             check_option(options, field.name, is_whole(value, low), f"a whole number of at least {low}")
         elif isinstance(field.default, float):
-            ok = is_positive(value) or (field.name in zero and value == 0)
-            check_option(options, field.name, ok, "a positive number")
+            check_option(options, field.name, is_positive(value), "a positive number")
             share = field.name.startswith("validation")
             check_option(options, field.name, not share or value < 1, "a number between 0 and 1")
 

@@ -22,7 +22,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.extrapolation import whitening
+from fmcpe.extrapolation import WARNED, whitening
 from fmcpe.problem import Problem, groups_of
 
 FEWEST = 8
@@ -32,13 +32,13 @@ MANY = 256
 """Numbers of a summary above which a decomposition of all of them takes longer than a fit."""
 
 
-def plausible_rows(problem: Problem, rows: Tensor, level: float) -> Tensor:
-    """The rows whose p-value among them is at least `level`: of clean pairs, nearly always all."""
-    if level <= 0 or len(rows) < FEWEST:
+def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True) -> Tensor:
+    """The rows that are no outliers among them: of clean pairs, nearly always all; all of them unless `robust`."""
+    if not robust or len(rows) < FEWEST:
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances) >= level]
+    return rows[p_values(*distances) >= WARNED]
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -37,10 +37,10 @@ from fmcpe.outliers import plausible_rows
 from fmcpe.problem import Problem, groups_of, split_pairs
 
 
-def training_rows(problem: Problem, folds: Tensor, outliers: float) -> list[list[Tensor]]:
-    """Rows outside each fold of each repeat, without those that have a p-value below `outliers` among them."""
+def training_rows(problem: Problem, folds: Tensor, robust: bool) -> list[list[Tensor]]:
+    """Rows outside each fold of each repeat; if robust, without those that are outliers among them."""
     return [
-        [plausible_rows(problem, (split != k).nonzero()[:, 0], outliers) for k in range(int(split.max()) + 1)]
+        [plausible_rows(problem, (split != k).nonzero()[:, 0], robust) for k in range(int(split.max()) + 1)]
         for split in folds
     ]
 
@@ -184,7 +184,7 @@ class Stack:
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
-        outliers: P-value, among the training rows alone, below which a pair is left out of them; 0 keeps all.
+        robust: Whether pairs that are outliers among the training rows are left out of them, and of the weights.
         smallest: Weight below which a candidate gets none.
 
     Example:
@@ -203,7 +203,7 @@ class Stack:
     pseudo_count: float = 0.05
     shrinkage: float = 5.0
     out_of_range: float = 1e-5
-    outliers: float = 1e-3
+    robust: bool = True
     smallest: float = 0.03
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Stack:
                 f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
                 "FineTuned()])."
             )
-        check_numbers(self, {"folds": 2, "draws": 2}, zero=("outliers",))
+        check_numbers(self, {"folds": 2, "draws": 2})
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
@@ -229,7 +229,7 @@ class Stack:
         """
         with seeded(derive(seed, "folds")):
             folds = split_pairs(problem.theta, self.folds, self.repeats)
-        rows = training_rows(problem, folds, self.outliers)
+        rows = training_rows(problem, folds, self.robust)
         fits, skipped = self.cross_fit(problem, folds, rows, seed, show_progress_bars)
         return self.combine(problem, folds, rows, fits, skipped, seed, importance)
 
@@ -247,7 +247,7 @@ class Stack:
         names, distinct = tuple(fits), groups_of(problem.theta)[1]
         distances = Distances.of(list(fits.values()), problem.z)
         everything = torch.arange(len(problem), device=folds.device)
-        kept = plausible_rows(problem, everything, self.outliers)
+        kept = plausible_rows(problem, everything, self.robust)
         weights = self.weights(names, distances.rows(kept), distinct, None if importance is None else importance[kept])
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, rows, importance)
