@@ -1,10 +1,13 @@
-"""Memory and threads under load; prints a line for each part, asserts nothing.
+"""Memory and threads under load; prints a line for each part.
 
-    python benchmarks/load.py draws observations wide fits threads
+    python benchmarks/load.py                        all parts
+    python benchmarks/load.py draws observations wide fits threads torch_threads
 
-Each part runs in a process of its own, so that its peak memory is its own.
+Each part runs in a process of its own, so that its peak memory is its own. With --check, one that exceeds its limit of memory,
+or has a wrong draw, is an error: `make test-slow` runs them so, `observations` with a fifth of them.
 """
 
+import math
 import multiprocessing
 import resource
 import sys
@@ -19,6 +22,8 @@ from fmcpe import FMCPE, FMCPEWarning, Stack, train_npe
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates import Prior, ResidualShift, SyntheticLikelihood, Uncorrected
 
+Found = tuple[str, float, float]
+"""In words; a number; and its limit."""
 LIGHT = Stack([Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood()])
 
 
@@ -61,44 +66,47 @@ def fitted(**options):
     return method.fit(theta, y, seed=0, show_progress_bars=False), theta, y
 
 
-def draws(number: int = 1_000_000) -> str:
+def draws(number: int = 1_000_000) -> Found:
     posterior, _, y = fitted()
     before = peak()
     found = posterior.sample((number,), x=y[0], seed=0, show_progress_bars=False)
-    return f"{len(found)} draws for one observation: {peak() - before:.0f} MiB more"
+    more = peak() - before
+    return f"{len(found)} draws for one observation: {more:.0f} MiB more", more, 300
 
 
-def observations(number: int = 100_000) -> str:
+def observations(number: int = 100_000) -> Found:
     posterior, _, y = fitted()
     before, many = peak(), y[torch.arange(number) % len(y)]
     found = posterior.sample_batched((10,), x=many, seed=0, show_progress_bars=False)
     sampled = peak() - before
     posterior.check(many)
-    return (
-        f"10 draws for each of {found.shape[1]} observations: {sampled:.0f} MiB more, with check {peak() - before:.0f}"
-    )
+    more = peak() - before
+    text = f"10 draws for each of {found.shape[1]} observations: {sampled:.0f} MiB more, with check {more:.0f}"
+    return text, more, 1000
 
 
-def wide(pairs: int = 200) -> str:
+def wide(pairs: int = 200) -> Found:
     method, theta, y = problem(p=12, d=60, pairs=pairs, recipe="default")
     # a network, so that every candidate of the default recipe is fitted
     base = train_npe(method.simulator, method.base.prior, 5000, seed=0, max_num_epochs=4, show_progress_bars=False)
     before = peak()
     FMCPE(base, method.simulator).fit(theta, y, seed=0, show_progress_bars=False)
-    return f"default fit of 12 parameters, 60 numbers, {pairs} pairs: {peak() - before:.0f} MiB more, peak {peak():.0f}"
+    text = f"default fit of 12 parameters, 60 numbers, {pairs} pairs: {peak() - before:.0f} MiB more, peak {peak():.0f}"
+    return text, peak(), 2048
 
 
-def fits(number: int = 50) -> str:
+def fits(number: int = 50) -> Found:
     method, theta, y = problem()
     sizes = []
     for seed in range(number):
         posterior = method.fit(theta, y, seed=seed, show_progress_bars=False)
         posterior.sample((100,), x=y[0], seed=0)
         sizes.append(resident())
-    return f"{number} fits: {sizes[4]:.0f} MiB after 5, {sizes[number // 2]:.0f} halfway, {sizes[-1]:.0f} at the end"
+    text = f"{number} fits: {sizes[4]:.0f} MiB after 5, {sizes[number // 2]:.0f} halfway, {sizes[-1]:.0f} at the end"
+    return text, sizes[-1] - sizes[4], 30
 
 
-def threads(number: int = 8, rounds: int = 5) -> str:
+def threads(number: int = 8, rounds: int = 5) -> Found:
     posterior, theta, y = fitted()
     alone = [
         (posterior.sample((200,), x=y[k], seed=k, show_progress_bars=False), posterior.log_prob(theta, x=y[k]))
@@ -119,21 +127,49 @@ def threads(number: int = 8, rounds: int = 5) -> str:
     [worker.start() for worker in workers]
     [worker.join() for worker in workers]
     bad = {kind: wrong.count(kind) for kind in ("draws", "density")}
-    return f"{number} threads: {bad['draws']} wrong draws, {bad['density']} wrong densities of {number * rounds}"
+    text = f"{number} threads: {bad['draws']} wrong draws, {bad['density']} wrong densities of {number * rounds}"
+    return text, len(wrong), 0
 
 
-PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads)}
+def torch_threads(rounds: int = 8) -> Found:
+    """Wall time of a training and a fit by torch's number of threads, the smallest of some rounds by turns."""
+    method, theta, y = problem()
+    seconds: dict[int, float] = {1: math.inf, 2: math.inf}
+    for _ in range(rounds):
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            started = time.perf_counter()
+            base = train_npe(
+                method.simulator, method.base.prior, 4000, seed=0, max_num_epochs=4, show_progress_bars=False
+            )
+            FMCPE(base, method.simulator, recipe=LIGHT).fit(theta, y, seed=0, show_progress_bars=False)
+            seconds[number] = min(seconds[number], time.perf_counter() - started)
+    ratio = seconds[2] / seconds[1]
+    return (
+        f"training and fit: {seconds[1]:.2f} s with one thread of torch, {ratio:.2f} times that with two",
+        ratio,
+        math.inf,
+    )
 
 
-def measure(name: str) -> None:
+PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads, torch_threads)}
+
+
+def measure(name: str, check: bool) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FMCPEWarning)
     started = time.process_time()
-    print(f"{name}: {PARTS[name]()}; {time.process_time() - started:.0f} s of CPU", flush=True)
+    found, value, limit = PARTS[name](20_000) if check and name == "observations" else PARTS[name]()
+    print(f"{name}: {found}; {time.process_time() - started:.0f} s of CPU", flush=True)
+    if check and value > limit:
+        sys.exit(f"{name}: {value:.0f} is more than {limit:.0f}")
 
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or list(PARTS):
-        process = multiprocessing.get_context("spawn").Process(target=measure, args=(part,))
+    names, failed = [name for name in sys.argv[1:] if name != "--check"], False
+    for part in names or list(PARTS):
+        process = multiprocessing.get_context("spawn").Process(target=measure, args=(part, "--check" in sys.argv))
         process.start()
         process.join()
+        failed = failed or process.exitcode != 0
+    sys.exit(int(failed))

@@ -11,6 +11,8 @@ from fmcpe._arrays import LOSS
 from fmcpe._checks import as_observation, as_pairs, as_tensor
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior as adapted
+from fmcpe.baselines import NPE
+from fmcpe.diagnostics.label_shift import _evaluated
 
 FIT = {"seed": 0, "show_progress_bars": False}
 LIGHT = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()], folds=2, repeats=1)
@@ -148,6 +150,98 @@ def test_complex_simulations_and_draws_are_refused():
         CheckedSimulator(lambda t: torch.complex(t, t), None)(torch.zeros(3, 1))
     with pytest.raises(ValueError, match="real numbers from the base posterior, got complex"):
         as_base_posterior(lambda x: torch.complex(x, x)[:, :2], prior=PRIOR).sample(torch.zeros(3, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.array([["1.0", 2.0]], dtype=object), "real numbers in y, got text"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "real numbers in y, got a nested tensor"),
+        (torch.ones(3, 2, device="meta"), "real numbers in y, got a meta tensor"),
+        (np.full((6, 2), 1e300), r"single precision holds .*got 1e\+300, in row\(s\) 0, 1.*Choose a larger unit"),
+        (np.random.default_rng(0).normal(size=(6, 2)) * 1e-60, "too small for single precision.*Choose a smaller unit"),
+    ],
+)
+def test_what_single_precision_or_a_plain_tensor_cannot_hold_is_refused(value, message):
+    with pytest.raises(ValueError, match=message):
+        as_tensor(value, "y", rows=5)
+
+
+def test_sparse_tensors_are_read_as_they_are():
+    assert torch.equal(as_tensor(torch.eye(3).to_sparse(), "y"), torch.eye(3))
+
+
+# ------------------------------------------------------------------ what functions of users return
+
+
+def one_per_row(theta, x):
+    return torch.distributions.Normal(x[:, :2], 1.0).log_prob(theta).sum(1)
+
+
+WRONG_DENSITIES = {
+    "not a number": (lambda t, x: torch.full((len(t),), torch.nan), ValueError, r"NaN or \+inf for 4 of 4 rows"),
+    "infinite": (lambda t, x: torch.full((len(t),), torch.inf), ValueError, r"NaN or \+inf for 4 of 4 rows"),
+    "masked": (lambda t, x: np.ma.masked_all(len(t)), ValueError, r"NaN or \+inf for 4 of 4 rows"),
+    "complex": (lambda t, x: torch.complex(t, t)[:, 0], ValueError, "real numbers from log_prob .*got complex"),
+    "each parameter": (lambda t, x: 0 * t, ValueError, r"one log density per row of theta, \(4,\), got \(4, 2\).*Sum"),
+    "text": (lambda t, x: "a", TypeError, "return a tensor or array of numbers, got a str"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DENSITIES)
+def test_a_density_that_is_none_is_refused(name):
+    function, kind, message = WRONG_DENSITIES[name]
+    theta, x = PRIOR.sample((4,)), torch.zeros(1, 3)
+    with pytest.raises(kind, match=f"Expected .*{message}"):
+        as_base_posterior(lambda x: x[:, :2], PRIOR, function)._log_density(theta[None], x)
+
+
+def test_a_density_of_a_function_may_be_an_array_and_keeps_gradients():
+    theta, x = PRIOR.sample((4,)).requires_grad_(), torch.zeros(1, 3)
+    plain = as_base_posterior(lambda x: x[:, :2], PRIOR, one_per_row)._log_density(theta[None], x)
+    plain.sum().backward()
+    assert torch.allclose(theta.grad, -theta.detach())
+    with torch.no_grad():
+        array = as_base_posterior(lambda x: x[:, :2], PRIOR, lambda t, x: one_per_row(t, x).numpy().astype(">f8"))
+        assert torch.equal(array._log_density(theta[None], x), plain.detach())
+
+
+def test_a_density_that_edits_its_arguments_changes_nothing():
+    def scribbling(theta, x):
+        found = one_per_row(theta.clone(), x.clone())
+        theta.fill_(7), x.fill_(7)
+        return found
+
+    theta, x = PRIOR.sample((4,)), torch.zeros(1, 3)
+    kept = theta.clone()
+    found = as_base_posterior(lambda x: x[:, :2], PRIOR, scribbling)._log_density(theta[None], x)
+    assert torch.equal(theta, kept) and torch.equal(x, torch.zeros(1, 3))
+    assert torch.allclose(found[0], one_per_row(theta, x.expand(4, -1)))
+
+
+def test_a_draw_of_a_base_posterior_that_is_no_number_is_refused():
+    with pytest.raises(
+        TypeError, match="Expected the base posterior to return a tensor or array of numbers, got a str"
+    ):
+        as_base_posterior(lambda x: "a", PRIOR).sample(torch.zeros(2, 3), 1)
+
+
+def test_ratios_of_densities_are_computed_on_a_copy_and_are_real():
+    def scribbling(theta):
+        theta.mul_(0)
+        return np.ones(len(theta), dtype=">f8")
+
+    theta = PRIOR.sample((5,))
+    kept = theta.clone()
+    assert torch.equal(_evaluated(scribbling, theta), torch.ones(5, dtype=torch.float64)) and torch.equal(theta, kept)
+    with pytest.raises(ValueError, match=r"real numbers in weights\(theta\), got complex"):
+        _evaluated(lambda t: torch.complex(t, t)[:, 0], theta)
+
+
+def test_the_uncorrected_posterior_reads_tables(pairs):
+    pandas = pytest.importorskip("pandas")
+    posterior = NPE(as_base_posterior(rough, PRIOR)).fit(y=pandas.DataFrame(pairs[1].numpy()))
+    assert posterior.observation_shape == (3,)
 
 
 def test_a_large_offset_is_refused_where_single_precision_rounds_it_away(pairs):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sbi.utils import BoxUniform
+from sbi.utils import BoxUniform, MultipleIndependent
 from torch.distributions import Independent, LogNormal, Normal
 
 from fmcpe import FMCPE, FMCPEWarning, Stack
@@ -27,10 +27,11 @@ LIGHT = Stack([Prior(), Uncorrected(), ResidualShift()], folds=2, repeats=1, dra
 LIKELIHOOD = Stack([Prior(), SyntheticLikelihood(degrees=(1,))], folds=2, repeats=1, draws=8)
 SHAPES = {"number": (1,), "vector": (4,), "image": (2, 3)}
 WRONG_NUMBERS = ("nan", "inf", "-inf")
-DTYPES = ("int64", "float16", "float64", "bool", "object", "str", "list", "complex128")
+DTYPES = (
+    "int64", "float16", "float64", "bool", "object", "str", "list", "complex128", "longdouble", ">f8", "reversed", "read-only",
+    "masked", "offset",
+)  # fmt: skip
 DAMAGE_THETA = (
-    "none",
-    "none",
     *WRONG_NUMBERS,
     *DTYPES,
     "constant",
@@ -41,8 +42,8 @@ DAMAGE_THETA = (
     "turned",
     "flat",
 )
-DAMAGE_Y = ("none", "none", *WRONG_NUMBERS, *DTYPES, "dead", "same", "huge", "tiny", "turned", "short", "flat", "deep")
-DAMAGE_X = ("none", "none", *WRONG_NUMBERS, *DTYPES, "dead", "huge", "tiny", "far", "empty", "short", "deep", "flat")
+DAMAGE_Y = (*WRONG_NUMBERS, *DTYPES, "dead", "same", "huge", "tiny", "turned", "short", "flat", "deep")
+DAMAGE_X = (*WRONG_NUMBERS, *DTYPES, "dead", "huge", "tiny", "far", "empty", "short", "deep", "flat")
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,23 @@ class Case:
     seed: int
 
 
+def mostly_none(kinds):
+    """Nothing wrong in half of the cases, so that many get as far as an answer."""
+    return st.sampled_from(("none",) * len(kinds) + kinds)
+
+
 CASES = st.builds(
     Case,
     dim=st.sampled_from([1, 2, 3, 30]),
-    prior=st.sampled_from(["box", "normal", "half"]),
+    prior=st.sampled_from(["box", "normal", "half", "mixed"]),
     data=st.sampled_from(list(SHAPES)),
     scale_theta=st.sampled_from([1.0, 1.0, 1e-12, 1e12]),
     scale_y=st.sampled_from([1.0, 1.0, 1e-12, 1e12]),
     pairs=st.sampled_from([0, 1, 2, 3, 12, 24]),
     observations=st.sampled_from([1, 2, 5]),
-    theta=st.sampled_from(DAMAGE_THETA),
-    y=st.sampled_from(DAMAGE_Y),
-    x=st.sampled_from(DAMAGE_X),
+    theta=mostly_none(DAMAGE_THETA),
+    y=mostly_none(DAMAGE_Y),
+    x=mostly_none(DAMAGE_X),
     density=st.booleans(),
     likelihood=st.sampled_from([False] * 7 + [True]),
     seed=st.integers(0, 3),
@@ -88,6 +94,10 @@ def prior_of(case):
         return BoxUniform(-one, 2 * one)
     if case.prior == "normal":
         return Independent(Normal(one, one), 1)
+    if case.prior == "mixed" and case.dim > 1:  # bounded, half-bounded and unbounded parameters
+        one = one[:1]
+        parts = [BoxUniform(-one, 2 * one), LogNormal(one.log(), one / one), Normal(one, one)]
+        return MultipleIndependent([parts[k % 3] for k in range(case.dim)], validate_args=False)
     return Independent(LogNormal(one.log(), torch.ones(case.dim)), 1)
 
 
@@ -133,8 +143,20 @@ def damaged(value, kind, case):
         return value
     if kind in ("float16", "float64", "int64", "bool", "complex128"):
         return value.to(getattr(torch, kind))
-    if kind in ("object", "str"):
+    if kind in ("object", "str", "longdouble", ">f8"):
         return value.numpy().astype(kind)
+    if kind == "reversed":
+        return value.numpy()[::-1].copy()[::-1]
+    if kind == "read-only":
+        value = value.numpy().copy()
+        value.flags.writeable = False
+        return value
+    if kind == "masked":
+        mask = np.zeros(value.shape, bool)
+        mask.reshape(-1)[:1] = True
+        return np.ma.masked_array(value.numpy(), mask)
+    if kind == "offset":  # beyond single precision, unless the numbers are large themselves
+        return value.numpy().astype(np.float64) + 1e7
     if kind == "list":
         return value.tolist()
     if kind in ("constant", "dead") and len(value):
@@ -144,7 +166,7 @@ def damaged(value, kind, case):
     if kind == "twice":
         value = value[torch.arange(len(value)) // 2]
     if kind == "low" and len(value):
-        value.view(-1)[0] = {"box": -case.scale_theta, "half": 0.0, "normal": 0.0}[case.prior]
+        value.view(-1)[0] = {"box": -case.scale_theta, "mixed": -case.scale_theta}.get(case.prior, 0.0)
     if kind == "outside" and len(value):
         value.view(-1)[-1] = -1e3 * case.scale_theta
     factors = {"huge": 1e12, "tiny": 1e-12, "far": 30.0}
@@ -185,7 +207,7 @@ def result_of(call):
 def assert_draws(draws, shape, prior):
     assert draws.shape == shape and draws.dtype == torch.float32
     assert bool(torch.isfinite(draws).all())
-    assert bool(within_support(prior, draws.reshape(-1, shape[-1])).all())
+    assert not draws.numel() or bool(within_support(prior, draws.reshape(-1, shape[-1])).all())
 
 
 def run(case):
@@ -194,7 +216,7 @@ def run(case):
         warnings.simplefilter("error", RuntimeWarning)  # of a library below
         torch.manual_seed(case.seed)
         setting = Setting(case)
-        prior, dim = setting.prior, case.dim
+        prior = setting.prior
         theta = prior.sample((case.pairs,))
         y = setting.observe(theta)
         recipe = LIKELIHOOD if case.likelihood else LIGHT
@@ -206,35 +228,50 @@ def run(case):
         assert abs(sum(posterior.weights.values()) - 1) < 1e-4
         many = setting.observe(prior.sample((case.observations,)))
         x, one = damaged(many, case.x, case), damaged(many[:1], case.x, case)
-        draws = result_of(lambda: posterior.sample_batched((5,), x=x, seed=0, show_progress_bars=False))
-        if draws is not None:
-            assert_draws(draws, (5, draws.shape[1], dim), prior)
-        single = result_of(lambda: posterior.sample((7,), x=one, seed=0, show_progress_bars=False))
-        if single is None:
-            return "fitted"
-        assert_draws(single, (7, dim), prior)
-        empty = posterior.sample((0,), x=one)
-        assert empty.shape == (0, dim)
-        at = torch.cat([single, prior.sample((3,)), -1e3 * case.scale_theta * torch.ones(1, dim)])
-        density = result_of(lambda: posterior.log_prob(at, x=one))
-        if density is not None:
-            assert density.shape == (11,) and not bool(density.isnan().any()) and bool((density < torch.inf).all())
-            assert posterior.log_prob(at[:0], x=one).shape == (0,)
-        best = result_of(lambda: posterior.map(x=one, num_iter=2, num_to_optimize=4, num_init_samples=8))
-        if best is not None:
-            assert_draws(best, (1, dim), prior)
-        check = result_of(lambda: posterior.check(one))
-        for p in (check.pairs, check.conformal, check.simulations, check.prior_share):
-            assert p.shape == (1,) and bool(((p >= 0) & (p <= 1)).all())
         held = prior.sample((12,))
-        found = result_of(
-            lambda: posterior.conformalize(held, setting.observe(held), num_samples=50).interval(0.8, x=x)
-        )
-        if found is not None:
-            assert not bool(found.low.isnan().any() | found.high.isnan().any()) and bool(
-                (found.low <= found.high).all()
-            )
-        return "answered"
+        posterior.conformalize(held, setting.observe(held), num_samples=50)
+        return "answered" if None not in ask(posterior, setting, one, x).values() else "fitted"
+
+
+def ask(posterior, setting, one, many):
+    """Every method for one observation and for many, each by itself: what was answered, None where it was refused."""
+    case, prior, dim = setting.case, setting.prior, setting.case.dim
+    quiet = {"seed": 0, "show_progress_bars": False}
+    found = {
+        "sample_batched": result_of(lambda: posterior.sample_batched((5,), x=many, **quiet)),
+        "sample": result_of(lambda: posterior.sample((7,), x=one, **quiet)),
+        "empty": result_of(lambda: posterior.sample((0,), x=one)),
+        "check": result_of(lambda: posterior.check(many)),
+    }
+    for name, shape in (("sample_batched", (5, None, dim)), ("sample", (7, dim)), ("empty", (0, dim))):
+        if found[name] is not None:
+            assert_draws(found[name], tuple(found[name].shape[1] if n is None else n for n in shape), prior)
+    if found["check"] is not None:
+        for p in (
+            found["check"].pairs,
+            found["check"].conformal,
+            found["check"].simulations,
+            found["check"].prior_share,
+        ):
+            assert p.ndim == 1 and bool(((p >= 0) & (p <= 1)).all())
+    found["interval"] = result_of(lambda: posterior.interval(0.8, x=many))
+    if found["interval"] is not None:
+        low, high = found["interval"].low, found["interval"].high
+        assert not bool(low.isnan().any() | high.isnan().any()) and bool((low <= high).all())
+    if not case.density and not case.likelihood:
+        return found
+    at = torch.cat([prior.sample((10,)), -1e3 * case.scale_theta * torch.ones(1, dim)])
+    for name, theta in {"plain": at, "none": at[:0], "damaged": damaged(at, case.theta, case)}.items():
+        density = result_of(lambda theta=theta: posterior.log_prob(theta, x=one))
+        if density is not None:
+            assert density.ndim == 1 and not bool(density.isnan().any()) and bool((density < torch.inf).all())
+        if name != "damaged":
+            found[name] = density
+            assert density is None or density.shape == (len(theta),)
+    found["map"] = result_of(lambda: posterior.map(x=one, num_iter=2, num_to_optimize=4, num_init_samples=8))
+    if found["map"] is not None:
+        assert_draws(found["map"], (1, dim), prior)
+    return found
 
 
 OPTIONS = {

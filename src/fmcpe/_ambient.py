@@ -65,9 +65,10 @@ class settled(Restoring):  # noqa: N801
 
 
 class user_code(Restoring):  # noqa: N801
-    """A user's function runs: with the caller's dtype and threads, without gradients."""
+    """A user's function runs: with the caller's dtype and threads; without gradients, unless they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, gradients: bool = False) -> None:
+        self.gradients = gradients
         self._lent = _turns.lent()
         self._before: tuple[torch.dtype, int] | None = None
         self._outer: tuple[torch.dtype, int] | None = None
@@ -81,7 +82,7 @@ class user_code(Restoring):  # noqa: N801
     def _begin(self) -> None:
         self._lent._begin()
         self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
-        torch.set_grad_enabled(False)
+        torch.set_grad_enabled(self.gradients)
         if _Caller.settings is not None:
             _set(*_Caller.settings)
             _Caller.settings = None

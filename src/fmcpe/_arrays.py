@@ -16,6 +16,9 @@ LOSS = 0.01
 CONSTANT = 1e-12
 """Standard deviation, as a share of the largest value, below which a column in double precision is constant."""
 
+SMALLEST = float(torch.finfo(torch.float32).tiny) / LOSS
+"""Size below which single precision loses digits because it has no smaller numbers."""
+
 
 class UnreadableError(ValueError):
     """Numbers that cannot be taken as they are; the message has the second and third part of an error."""
@@ -37,6 +40,11 @@ def as_numbers(
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(_as_array(value, masked_as_nan))
         if type(tensor).__name__ == "MaskedTensor":
             raise UnreadableError("got a MaskedTensor. Leave masked rows out, or fill them, and pass a plain tensor")
+        if tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "meta"
+            raise UnreadableError(f"got a {kind} tensor. Pass a plain one, all rows of one shape")
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
         if tensor.is_complex():
             raise UnreadableError(_COMPLEX)
         if rows is not None and tensor.dtype in (torch.float64, torch.int64, torch.int32) and dtype == torch.float32:
@@ -65,6 +73,8 @@ def _as_array(value: Any, masked_as_nan: bool) -> Any:
     if array.dtype.kind == "O":  # e.g. a DataFrame with several types of numbers
         if any(isinstance(each, complex | np.complexfloating) for each in array.flat):
             raise UnreadableError(_COMPLEX)
+        if any(isinstance(each, str | bytes) for each in array.flat):
+            raise UnreadableError("got text. Convert it yourself, e.g. frame.astype(float), so that nothing is misread")
         array = array.astype(np.float64)
     if array.dtype.kind == "c":
         raise UnreadableError(_COMPLEX)
@@ -93,6 +103,11 @@ def refuse_loss(data: Tensor, least: int) -> None:
     bad = (spread > CONSTANT * size) & (lost > LOSS * spread)
     if bool(bad.any()):
         worst = int(torch.where(bad, lost / spread, torch.zeros_like(lost)).argmax())
+        if float(size[worst]) < SMALLEST:
+            raise UnreadableError(
+                f"got {int(bad.sum())} of {len(bad)} column(s) too small for single precision: column {worst} has standard "
+                f"deviation {float(spread[worst]):.3g}. Choose a smaller unit, the same for simulations and measurements"
+            )
         raise UnreadableError(
             f"got {int(bad.sum())} of {len(bad)} column(s) with a large offset: column {worst} has mean "
             f"{float(rows[:, worst].mean()):.9g} and standard deviation {float(spread[worst]):.3g}, of which rounding to "

@@ -78,6 +78,12 @@ def as_tensor(
         ) from error
     bad = ~torch.isfinite(tensor) if finite else torch.zeros(())
     if bool(bad.any()):
+        largest = as_numbers(value, torch.float64, device)[bad].abs().max()
+        if bool(torch.isfinite(largest)):
+            raise ValueError(
+                f"Expected numbers in {name} that single precision holds (up to 3.4e38), got {float(largest):.3g}"
+                f"{_which_rows(bad)}. Choose a larger unit, the same for simulations and measurements."
+            )
         raise ValueError(
             f"Expected finite numbers in {name}, got {int(bad.sum())} NaN or infinite value(s) of {tensor.numel()}"
             f"{_which_rows(bad)}. {'Remove those rows from theta and y alike.' if name in ('theta', 'y') else 'Replace them.'}"

@@ -164,10 +164,7 @@ class CallableBase(BasePosterior):
         rows = x.repeat_interleave(n, dim=0)
         with user_code():
             drawn = self.draw(rows.clone())
-        try:
-            theta = as_numbers(drawn, torch.float32, x.device, masked_as_nan=True)
-        except UnreadableError as error:
-            raise ValueError(f"Expected real numbers from the base posterior, {error}.") from error
+        theta = _numbers(drawn, "the base posterior", x)
         expected = (len(rows), parameter_dim(self.prior))
         if theta.shape != expected:
             raise ValueError(
@@ -179,8 +176,36 @@ class CallableBase(BasePosterior):
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
         if self.density is None:
             return super()._log_density(theta, x)
-        flat = self.density(theta.flatten(0, 1).clone(), x.repeat_interleave(theta.shape[1], dim=0))
-        return torch.as_tensor(flat).to(theta).reshape(theta.shape[:2])
+        with user_code(torch.is_grad_enabled()):
+            found = self.density(theta.flatten(0, 1).clone(), x.repeat_interleave(theta.shape[1], dim=0))
+        checked = _numbers(found, "log_prob of the base posterior", x)
+        number = theta.shape[0] * theta.shape[1]
+        if checked.shape not in ((number,), (number, 1)):
+            raise ValueError(
+                f"Expected log_prob of the base posterior to return one log density per row of theta, ({number},), got "
+                f"{tuple(checked.shape)}. Sum over parameters, e.g. Independent(Normal(mean, std), 1).log_prob(theta)."
+            )
+        bad = int((checked.isnan() | (checked == torch.inf)).sum())
+        if bad:
+            raise ValueError(
+                f"Expected log densities from log_prob of the base posterior, got NaN or +inf for {bad} of {number} rows. "
+                "Return -inf where the density is zero."
+            )
+        # gradients of theta live in the function's own tensor
+        return (found.to(theta) if isinstance(found, Tensor) else checked).reshape(theta.shape[:2])
+
+
+def _numbers(value: Any, source: str, like: Tensor) -> Tensor:
+    """What a user's function returned, as a tensor; masked values are NaN."""
+    try:
+        return as_numbers(value, torch.float32, like.device, masked_as_nan=True)
+    except UnreadableError as error:
+        raise ValueError(f"Expected real numbers from {source}, {error}.") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"Expected {source} to return a tensor or array of numbers, got a {type(value).__name__}. Return "
+            "torch.as_tensor(...)."
+        ) from error
 
 
 def as_base_posterior(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.distributions import Distribution
 
+from fmcpe._checks import as_tensor
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.baselines.common import asked_at_y
 from fmcpe.posterior import CorrectedPosterior
@@ -33,5 +33,5 @@ class NPE:
                 raise ValueError(
                     "Expected y, as this posterior does not hold the shape of its data, got y=None. Call fit(y=y)."
                 )
-            shape = torch.as_tensor(y).shape[1:]
+            shape = as_tensor(y, "y").shape[1:]
         return asked_at_y(self.base, shape, "NPE", {"seconds": [0.0]}, num_pairs=0)

@@ -31,6 +31,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._ambient import user_code
+from fmcpe._checks import as_tensor
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.conformal import (
     MEASURED,
@@ -187,7 +189,9 @@ def _evaluated(ratio: Callable[[Tensor], Any], theta: Tensor) -> Tensor:
             f"Expected weights to be a function from physical θ (N, p) to p_target(θ) / p_design(θ) (N,), got a "
             f"{type(ratio).__name__}. The weight of a new observation depends on its unknown θ: pass weights=lambda theta: ..."
         )
-    found = torch.as_tensor(ratio(theta)).detach().to(theta.device, torch.float64)
+    with user_code():
+        returned = ratio(theta.clone())
+    found = as_tensor(returned, "weights(theta)", torch.float64, str(theta.device), finite=False)
     if found.shape != (len(theta),) or bool(found.isnan().any()) or bool((found < 0).any()):
         raise ValueError(
             f"Expected weights(theta) of shape ({len(theta)},), none negative or NaN, got shape {tuple(found.shape)}. Return "
