@@ -119,7 +119,7 @@ def fit_conjugate(
     precision = torch.where(bent, precisions[best[1]], precisions[best[0]]).to(f)
     inverse = torch.linalg.inv(gram + precision.diag())
     weight = inverse @ cross
-    scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
+    scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype, device=f.device)
     freedom = c + d + 1 + rows - d + 1
     root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
     whitening = torch.linalg.inv(root).T
@@ -129,7 +129,7 @@ def fit_conjugate(
         weight=weight @ whitening,
         whitening=whitening,
         gram_root=torch.linalg.cholesky((inverse + inverse.T) / 2),
-        freedom=torch.tensor(freedom),
-        count=torch.tensor(number),
+        freedom=torch.tensor(freedom, device=f.device),
+        count=torch.tensor(number, device=f.device),
     )
     return Fit(regression, value)
