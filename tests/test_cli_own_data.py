@@ -228,6 +228,16 @@ WRONG = {
         ["(10,) from model.py:simulate", "(12,) from pairs.csv", "T_2s"],
     ),
     "fails": (SIMULATOR, [("model.py", "np.asarray(theta)", "1 / 0")], ["fails at all", "ZeroDivisionError"]),
+    "another error": (
+        SIMULATOR,
+        [("model.py", "np.asarray(theta)", "{}['key']")],
+        ["KeyError: 'key' (line ", "of model.py)"],
+    ),
+    "no argument": (
+        SIMULATOR,
+        [("model.py", "simulate(theta)", "simulate()")],
+        ["takes 0 positional", "def simulate(theta)"],
+    ),
     "outside the prior": (
         SIMULATOR,
         [("pairs.csv", "68.22", "168.22")],
@@ -258,11 +268,13 @@ def test_wrong_observations_are_answered(folder, capsys):
     for arguments, words in (
         (["--observations", "nowhere.csv"], ["nowhere.csv", "does not exist"]),
         (["--observations", "truth.csv"], ["truth.csv", "no 'T_2s'", "T_2s,T_4s"]),
+        (["--observations", "observations.csv", "--out", "none/draws.csv"], ["none/draws.csv", "Create the folder"]),
         (["--observations", "observations.csv", "--out", "draws.xlsx"], [".csv, .npz or .nc"]),
         (["--observations", "observations.csv", "-n", "0"], ["-n of at least 1"]),
     ):
         assert main(["sample", "model.fmcpe", *arguments]) == 2
-        err = capsys.readouterr().err
+        out, err = capsys.readouterr()
         assert all(word in err for word in words), err
+        assert not out, "nothing is drawn before the input is known to be right"
     assert main(["sample", "pairs.csv", "--observations", "observations.csv"]) == 2
     assert "pairs.csv" in capsys.readouterr().err

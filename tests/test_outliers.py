@@ -60,7 +60,7 @@ def test_training_rows_depend_on_nothing_inside_the_fold(base):
     there = problem_of(base, *pairs_of(4))
     with seeded(5):
         folds = split_pairs(theta, 3, 2)
-    found = training_rows(here, folds)
+    found = training_rows(here, folds, True)
     for split, parts in zip(folds, found, strict=True):
         for k, rows in enumerate(parts):
             outside = (split != k).nonzero()[:, 0]

@@ -217,7 +217,8 @@ WRONG = {
     "NaN": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2, "nan"]], ["finite numbers in 'r_1'", "line 3"]),
     "short line": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2]], ["3 cells in each line", "got 2 in line 3"]),
     "no names": (["1.5", "2"], [[1, 2]], ["a line of names first", "got numbers"]),
-    "twice": (["mass", "mass"], [[1, 2]], ["different names of columns", "'mass'"]),
+    "twice": (["mass", "mass"], [[1, 2]], ["different names of columns", "'mass' 2 times"]),
+    "row numbers": (["", *NAMES, "r_1"], [[0, 1, 2, 3]], ["none for column 1 of 4", "index=False"]),
     "nothing": ([*NAMES], [], ["a line of names and one line per row", "got 1"]),
 }
 
@@ -242,8 +243,11 @@ def test_other_wrong_files_are_named(tmp_path):
         read_table(tmp_path / "objects.npz")
     for name in ("a.npz", "a.nc"):
         (tmp_path / name).write_bytes(b"not what it says")
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(ValueError, match=name) as refused:
             read_table(tmp_path / name)
+        assert "pickle" not in str(refused.value)
+    with pytest.raises(ValueError, match="which is a folder"):
+        read_table(tmp_path)
     np.savez(tmp_path / "b.npz", theta=THETA.T, y=Y)
     with pytest.raises(ValueError, match=r"theta of shape \(N, 2\) in .*b.npz.*got \(2, 3\)"):
         read_pairs(tmp_path / "b.npz", NAMES)

@@ -1,5 +1,6 @@
 """The README's snippet runs as it is pasted, and corrects what it says it corrects."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -30,6 +31,24 @@ def test_the_snippet_of_the_readme_runs_when_pasted(tmp_path, monkeypatch, capsy
         draws = fmcpe_draws(names[name], y)
         errors[name] = float((draws.mean(0) - theta).square().mean().sqrt())
     assert errors["posterior"] < 0.7 * errors["base"]
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_committed_results(capsys):
+    root = README.parent
+    spec = importlib.util.spec_from_file_location("zoo_numbers", root / "benchmarks" / "zoo_numbers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(str(root / "docs/results/zoo/zoo.json"))
+    out, text = capsys.readouterr().out.split("30 pairs or more")[0], README.read_text(encoding="utf-8")
+    settings, problems, parameters = re.search(r"(\d+) settings of (\d+) problems, (\d+) parameters", out).groups()
+    assert f"({settings} settings," in text and problems == "9" and f"of {parameters} parameters" in text
+    mean, better, worse = re.search(r"mean ([\d.]+), .*\n  better in (\d+)%, .* in (\d+)%", out).groups()
+    assert f"**{mean}**; better for {better} %, more than 5 % worse for {worse} %" in text
+    for middle, low, high in re.findall(r"median ([\d.]+), .* percentile ([\d.]+) to ([\d.]+)", out):
+        assert f"{middle}, {low}–{high}" in text
+    table = (root / "docs/results/zoo/tables.txt").read_text(encoding="utf-8").split("reporting half")[1]
+    for method, shown in (("npe", "| 1.28 |"), ("fmcpe", "**1.02**")):
+        assert re.search(rf"^{method} +36 +([\d.]+)", table, flags=re.MULTILINE)[1] in shown and shown in text
 
 
 def fmcpe_draws(posterior, y):

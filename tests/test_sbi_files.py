@@ -84,6 +84,20 @@ def test_they_load_alone(name, simulations, pairs, tmp_path):
     assert torch.equal(loaded.sample((20,), x=Y, seed=0), posterior.sample((20,), x=Y, seed=0))
 
 
+def test_an_ensemble_loads_alone(simulations, pairs, base, tmp_path):
+    """Members of different kinds, each with its weight."""
+    members = [DirectPosterior(estimator_of(BUILDERS["maf"], simulations), PRIOR), base]
+    posterior = corrected(EnsemblePosterior(members, weights=torch.tensor([0.3, 0.7])), pairs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fmcpe.FMCPEWarning)
+        path = posterior.save(tmp_path / "run.fmcpe")
+    loaded = fmcpe.load(path)
+    assert torch.equal(loaded.sample((20,), x=Y, seed=0), posterior.sample((20,), x=Y, seed=0))
+    theta, many = PRIOR.sample((1, 50)), Y[None]
+    one, two = (each.shared.base._log_density(theta, many) for each in (posterior, loaded))
+    assert torch.allclose(one, two, atol=1e-4) and loaded.shared.base.weights.tolist() == pytest.approx([0.3, 0.7])
+
+
 def test_a_trained_flow_matching_posterior_loads_alone(simulations, pairs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer = FMPE(PRIOR, show_progress_bars=False)
@@ -111,7 +125,8 @@ def test_what_a_file_cannot_describe_is_said_when_it_is_written(simulations, pai
     changed = estimator_of(BUILDERS["mdn"], simulations)
     changed.net._hidden_net[1] = nn.Tanh()  # the same weights, another function
     assert describe_estimator(changed, PRIOR, torch.Size((3,))) is None
-    for outside in (own, DirectPosterior(changed, PRIOR), EnsemblePosterior([base, base])):
+    one = DirectPosterior(own.posterior_estimator, PRIOR)
+    for outside in (own, DirectPosterior(changed, PRIOR), EnsemblePosterior([base, one])):
         posterior = corrected(outside, pairs)
         with pytest.warns(fmcpe.FMCPEWarning, match="does not contain it"):
             path = posterior.save(tmp_path / "run.fmcpe")

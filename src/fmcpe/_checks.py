@@ -113,6 +113,22 @@ def parameter_dim(prior: Distribution) -> int:
         return prior.sample((1,)).shape[-1]
 
 
+def prior_device(prior: Distribution) -> torch.device:
+    """Where a prior has its numbers; leaves the global generator as it was."""
+    with seeded(0):
+        return prior.sample((1,)).device
+
+
+def check_prior_device(prior: Distribution, device: str | torch.device) -> None:
+    """Refuse a prior on another kind of device: its bounds would meet the networks' numbers."""
+    own, asked = prior_device(prior), torch.device(device)
+    if own.type != asked.type:
+        raise ValueError(
+            f"Expected a prior on {asked}, where the networks are asked to be, got one on {own}. Make it there, e.g. "
+            f'BoxUniform(low, high, device="{asked}"), or use device="{own}".'
+        )
+
+
 def as_sample_shape(shape: Any) -> torch.Size:
     """``()``, ``5``, ``(3, 4)``, a list or a `torch.Size`, as a `torch.Size`."""
     sizes: Iterable[Any] = (shape,) if isinstance(shape, int | np.integer) else shape
@@ -211,10 +227,11 @@ def as_pairs(
             f"Expected y of shape {(number, *shape)}, as the posterior was trained on data of that shape, got "
             f"{tuple(y.shape)}. {_pairs_hint(theta, y, dim, shape)}"
         )
-    outside = ~within_support(prior, theta)
+    device = prior_device(prior)
+    outside = ~within_support(prior, theta.to(device))
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
-        swapped = y.shape == theta.shape and bool(within_support(prior, y).all())
+        swapped = y.shape == theta.shape and bool(within_support(prior, y.to(device)).all())
         hint = "All of y lie inside: were they swapped? Call fit(theta, y)." if swapped else (
             "Remove those pairs, or train the posterior with a wider prior."
         )  # fmt: skip

@@ -61,7 +61,7 @@ class Range(Fitted):
         size = max(1, min(directions, rows.shape[1], number // 3 if like is None else len(like) // 3))
         like = None if like is None else like - like.mean(0)
         mean, matrix = whitening(rows, size, like)
-        distances, folds = rows.new_zeros(number), torch.arange(number) % min(number, 20)
+        distances, folds = rows.new_zeros(number), torch.arange(number, device=rows.device) % min(number, 20)
         for k in folds.unique() if number > (3 if like is None else 1) else ():
             distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size, like))
         out = cls(mean=mean, matrix=matrix, distances=distances)
@@ -243,7 +243,8 @@ class WithinRange(Posterior):
     def check(self, y: Tensor) -> RangeCheck:
         """Whether observations (B, ...) are like the pairs, and like simulations."""
         seen = self.base.summarise(y).flatten(1)
-        simulated = torch.full((len(y),), torch.nan) if self.simulated is None else self.simulated.p_values(seen)
+        unknown = torch.full((len(y),), torch.nan, device=seen.device)
+        simulated = unknown if self.simulated is None else self.simulated.p_values(seen)
         return RangeCheck(
             self.usual.p_values(seen), self.usual.conformal(seen), simulated, self.share_of_prior(y).clone()
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_device, as_pairs, as_tensor, parameter_dim
+from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, columns_of, default_names, in_order
 from fmcpe._random import seeded
@@ -48,7 +48,7 @@ class FMCPE:
         prior: The prior of the simulations, where `posterior` does not carry it.
         target_prior: The distribution of θ in use, where it is not that of the simulations, inside the prior's support.
         recipe: ``"default"``, ``"paper"``, a `Stack` or a `Paper`.
-        device: Where the correction is trained.
+        device: Where the correction is trained; prior and simulator have to be there, too.
         names: Of the parameters; they stay with the posterior. By default those that `posterior` or `prior` carries, or the
             columns of a DataFrame `theta`.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
@@ -81,7 +81,9 @@ class FMCPE:
                 f"{type(simulator).__name__}. They look swapped: call FMCPE(posterior, simulator)."
             )
         self.device = as_device(device)
-        self.base = as_base_posterior(posterior, prior).to(self.device)
+        self.base = as_base_posterior(posterior, prior)
+        check_prior_device(self.base.prior, self.device)
+        self.base.to(self.device)
         self.simulator, self.recipe = simulator, _as_recipe(recipe)
         self.target_prior = self.base.prior if target_prior is None else target_prior
         dim = parameter_dim(self.base.prior)

@@ -119,10 +119,10 @@ def recalibration(draws: Tensor, truth: Tensor, pairs: float, shrinkage: float) 
         pairs: Number of pairs that count as independent.
         shrinkage: Pseudo-count of s = 1.
     """
-    grid = torch.linspace(-1.5, 1.5, 61)
+    grid = torch.linspace(-1.5, 1.5, 61, device=draws.device)
     mean = draws.mean(1, keepdim=True)
     size = draws.shape[1]
-    order = 2 * torch.arange(1, size + 1) - size - 1
+    order = 2 * torch.arange(1, size + 1, device=draws.device) - size - 1
     half_distance = (order[:, None] * draws.sort(dim=1).values).sum(1) / (size * (size - 1))  # of two different draws
 
     def crps_of(s: float) -> Tensor:

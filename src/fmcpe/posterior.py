@@ -22,6 +22,7 @@ from fmcpe._checks import (
     as_sample_shape,
     as_tensor,
     as_theta,
+    check_prior_device,
     check_sbi_options,
 )
 from fmcpe._errors import FMCPEWarning
@@ -411,7 +412,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         return as_observations(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
 
     def to(self, device: str | torch.device) -> CorrectedPosterior:
-        """Move to a device, in place."""
+        """Move to a device, in place: to that of the prior, which stays where it is."""
+        check_prior_device(self.prior, device)
         self.inner.to(device)
         self.space.to(device)
         self.shared.base.to(device)

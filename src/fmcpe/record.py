@@ -303,8 +303,8 @@ def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
     """Whether held-out pairs are predicted better than by the prior: one-sided paired t-test."""
     if "prior" not in fitted.names:
         return []
-    alone = fitted.distances.scores(torch.eye(len(fitted.names))[fitted.names.index("prior")])
-    p = float(stats.ttest_rel(fitted.scores, alone, alternative="less").pvalue)
+    alone = fitted.distances.scores(fitted.weights.new_tensor([name == "prior" for name in fitted.names]))
+    p = float(stats.ttest_rel(fitted.scores.cpu().numpy(), alone.cpu().numpy(), alternative="less").pvalue)
     if p < level:
         return []
     return [

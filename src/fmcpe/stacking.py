@@ -60,7 +60,8 @@ def cross_fit(
     """
     started = time.perf_counter()
     if not candidate.uses_pairs:
-        subsets, unseen = [torch.arange(len(problem))], [[torch.arange(len(problem))]]
+        everything = torch.arange(len(problem), device=problem.theta.device)
+        subsets, unseen = [everything], [[everything]]
     else:
         unseen = [[(split == k).nonzero()[:, 0] for k in range(len(ks))] for split, ks in zip(folds, rows, strict=True)]
         subsets = [each for ks in rows for each in ks]
@@ -127,7 +128,7 @@ def stack_weights(
 def _convex(matrix: Tensor) -> Tensor:
     """The matrix without its negative curvature on vectors that sum to zero."""
     number = len(matrix)
-    centre = torch.eye(number, dtype=matrix.dtype) - 1 / number
+    centre = torch.eye(number, dtype=matrix.dtype, device=matrix.device) - 1 / number
     values, vectors = torch.linalg.eigh(centre @ matrix @ centre)
     return matrix - (vectors * values.clamp_max(0.0)) @ vectors.T
 
@@ -258,7 +259,7 @@ class Stack:
             WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out),
             names,
             weights,
-            torch.stack([distances.scores(row).mean() for row in torch.eye(len(names))]),
+            torch.stack([distances.scores(row).mean() for row in torch.eye(len(names)).to(weights)]),
             scores.mean(0),
             scale,
             held_out,
@@ -296,7 +297,7 @@ class Stack:
         self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
     ) -> Tensor:
         """Weights of these candidates, (K,); arguments as for `stack_weights`."""
-        preference = torch.tensor([self.preference * (name == "uncorrected") for name in names])
+        preference = distances.to_truth.new_tensor([self.preference * (name == "uncorrected") for name in names])
         weights = stack_weights(distances, preference, self.pseudo_count, pairs, importance)
         weights = torch.where(weights < self.smallest, 0.0, weights)
         return weights / weights.sum()
@@ -311,7 +312,8 @@ class Stack:
     ) -> tuple[Tensor, Tensor]:
         """Draws of the stack for each pair, (N, R·S, p), and its scores, (R, N), with weights computed without the fold."""
         number, _, size, dim = next(iter(fits.values())).draws.shape
-        draws, scores = torch.empty(number, len(folds), size, dim), torch.empty(folds.shape)
+        like = distances.to_truth
+        draws, scores = like.new_empty(number, len(folds), size, dim), like.new_empty(folds.shape)
         for repeat, split in enumerate(folds):
             for k, training in enumerate(rows[repeat]):
                 inside = (split == k).nonzero()[:, 0]

@@ -102,7 +102,8 @@ class SummaryBase(DensityBase):
 
     def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
         super().__init__(posterior, prior)
-        self.x_shape, self._summarised = self.summarise(torch.zeros(2, *self.estimator.condition_shape)).shape[1:], self
+        probe = torch.zeros(2, *self.estimator.condition_shape, device=next(self.estimator.parameters()).device)
+        self.x_shape, self._summarised = self.summarise(probe).shape[1:], self
 
     @torch.no_grad()
     def summarise(self, data: Tensor) -> Tensor:

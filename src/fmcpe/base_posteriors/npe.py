@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import finite_rows, parameter_dim
+from fmcpe._checks import check_prior_device, finite_rows, parameter_dim
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
@@ -141,7 +141,7 @@ def train_npe(
             misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights,
             unless the mean of the data is large against their standard deviation.
         flow: Size of the flow.
-        device: Where to train.
+        device: Where to train; the prior has to be there, too, and the simulator gets θ there.
         show_progress_bars: Show progress after two seconds.
 
     Returns:
@@ -162,6 +162,7 @@ def train_npe(
         simulations = in_order(simulations[0], given, "theta"), simulations[1]
     with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
+        check_prior_device(prior, device)
         known = None if given is None else as_names(given, parameter_dim(prior))
         theta, x = simulate(
             simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size,

@@ -262,6 +262,6 @@ def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tenso
     groups, distinct = groups_of(theta[rows])
     if distinct == 1:
         return rows, rows
-    chosen = torch.randperm(distinct)[: max(1, round(share * distinct))]
+    chosen = torch.randperm(distinct, device=theta.device)[: max(1, round(share * distinct))]
     inside = torch.isin(groups, chosen)
     return rows[~inside], rows[inside]

@@ -202,9 +202,12 @@ class JointFlow(Candidate):
         y = clipped(torch.stack([scale(problem.seen[r]) for scale, r in zip(y_scales, rows, strict=True)]))
         x1 = torch.stack([scale(x[r]).flatten(2) for scale, r in zip(x_scales, rows, strict=True)])
         z1, dim = problem.z[rows], y.shape[2]
-        u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number) for moved in (dim, space.dim))
+        u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number, y.device) for moved in (dim, space.dim))
         copies, pool = max(1, 2000 // (number * size)), torch.empty(0)
-        places = [split_rows(torch.arange(len(index)), problem.theta[index], self.validation) for index in subsets]
+        places = [
+            split_rows(torch.arange(len(index), device=index.device), problem.theta[index], self.validation)
+            for index in subsets
+        ]
 
         def draw_pool() -> Tensor:
             """z_0 for every row of every member, (K, n, copies, p), with u_X as it is now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,7 +229,19 @@ def _refuse_other_shape(simulator: Any, prior: Distribution, pairs: Pairs, optio
     from fmcpe._simulator import CheckedSimulator
 
     with seeded(0), notes():
-        shape = CheckedSimulator(simulator, None).shape_of_one(prior.sample(torch.Size((50,))).to(torch.float32))
+        theta = prior.sample(torch.Size((50,))).to(torch.float32)
+        try:
+            shape = CheckedSimulator(simulator, None).shape_of_one(theta)
+        except Exception as error:
+            if str(error).startswith("Expected"):
+                raise
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            own = Path(last.filename).parent.name != "fmcpe"  # else it is the call that failed
+            raise ValueError(
+                f"Expected {options.simulator} to take θ of shape (N, {len(theta[0])}) and to return data, got "
+                f"{type(error).__name__}: {error}{f' (line {last.lineno} of {Path(last.filename).name})' if own else ''}. "
+                "Write def simulate(theta): with one row of data for each row of θ."
+            ) from error
     if tuple(shape) != pairs.y.shape[1:]:
         columns = f" (columns {', '.join(pairs.data_names[:8])}{', ...' if len(pairs.data_names) > 8 else ''})"
         raise ValueError(

@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
 
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"Expected a new folder, got {folder}, which exists. Try fmcpe init {folder}-2.")
+        raise FileExistsError(
+            f"Expected a new folder, got {folder}, which is not empty. Try fmcpe init {folder / 'example'}."
+        )
     if options.pairs < 2:
         raise ValueError(f"Expected at least 2 pairs, got --pairs {options.pairs}. Try --pairs 40.")
     rng = np.random.default_rng(options.seed)

@@ -37,11 +37,14 @@ def run(options: argparse.Namespace) -> int:
     """Read, draw, write, and print medians and intervals."""
     import torch
 
+    from fmcpe.io.draws import check_output
     from fmcpe.io.pairs import read_observations
 
     torch.set_num_threads(1)
     if options.n < 1:
         raise ValueError(f"Expected -n of at least 1, got {options.n}. Try -n 1000.")
+    if options.out is not None:
+        check_output(options.out)
     posterior = read_model(options)
     labels, y = read_observations(options.observations, posterior.record.data_names, tuple(posterior.observation_shape))
     with notes():  # the table says which observations are out of range

@@ -85,9 +85,9 @@ def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor) -> Tensor:
     return (u(t, (1 - t) * z0 + t * z1, y) - (z1 - z0)).square().sum(-1)
 
 
-def untrained_fields(dim: int, features: int, widths: tuple[int, ...], number: int) -> Stacked:
+def untrained_fields(dim: int, features: int, widths: tuple[int, ...], number: int, device: torch.device) -> Stacked:
     """An untrained ensemble of fields, conditioned on vectors. The last layer is zero: they start as the identity."""
-    fresh = [Field(dim, nn.Identity(), features, widths) for _ in range(number)]
+    fresh = [Field(dim, nn.Identity(), features, widths).to(device) for _ in range(number)]
     for field in fresh:
         nn.init.zeros_(field.u.last.weight)
         nn.init.zeros_(field.u.last.bias)

@@ -104,14 +104,8 @@ class Draws:
 
     def save(self, path: str | Path) -> Path:
         """Write csv (one line per draw), npz or netCDF, by the ending; readers never see a partial file."""
-        path = Path(path)
+        path = check_output(path)
         writers: dict[str, Callable[[Path], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
-        if path.suffix.lower() not in writers:
-            raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")
-        if not path.parent.is_dir() or path.is_dir():
-            raise FileNotFoundError(
-                f"Expected a file name in a folder that exists, got {path}. Create the folder first."
-            )
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
         os.close(handle)
         try:
@@ -190,6 +184,18 @@ class Draws:
             "constant_data": xarray.Dataset(checks, {"observation": coords["observation"]}),
         }
         return arviz.InferenceData(**groups) if hasattr(arviz, "InferenceData") else xarray.DataTree.from_dict(groups)
+
+
+def check_output(path: str | Path) -> Path:
+    """A file that draws can be written to, by its ending and folder; `fmcpe sample` asks before it draws."""
+    path = Path(path)
+    if path.suffix.lower() not in (".csv", ".npz", ".nc"):
+        raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise FileNotFoundError(f"Expected a file name in a folder that exists, got {path}. Create the folder first.")
+    if path.suffix.lower() == ".nc":
+        optional("h5netcdf", "netCDF files")
+    return path
 
 
 def _labels(observations: Sequence[str]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ def read_table(path: str | Path) -> Table:
         ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet,
         ".pq": _read_parquet, ".nc": _read_netcdf, ".nc4": _read_netcdf,
     }  # fmt: skip
+    if path.is_dir():
+        raise ValueError(f"Expected a file ending in {ENDINGS}, got {path}, which is a folder. Name a file in it.")
     if not path.is_file():
         raise FileNotFoundError(
             f"Expected a file ending in {ENDINGS}, got {path}, which does not exist. Check the path."
@@ -111,9 +114,14 @@ def _read_csv(path: Path) -> Table:
     if all(map(_is_number, names)):
         raise ValueError(f"Expected a line of names first in {path}, got numbers: {header[:60]}. Write e.g.\n{example}")
     repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None or "" in names:
+    if "" in names:
         raise ValueError(
-            f"Expected different names of columns in {path}, got {repeated!r} more than once or none. Name each."
+            f"Expected a name for each column of {path}, got none for column {names.index('') + 1} of {len(names)}. Name it, "
+            "or leave it out: pandas writes no row numbers with to_csv(path, index=False)."
+        )
+    if repeated is not None:
+        raise ValueError(
+            f"Expected different names of columns in {path}, got {repeated!r} {names.count(repeated)} times. Rename them."
         )
     for (number, _), row in zip(lines, rows, strict=True):
         if len(row) != len(names):
@@ -127,10 +135,14 @@ def _read_csv(path: Path) -> Table:
 
 
 def _read_npz(path: Path) -> Table:
+    if not zipfile.is_zipfile(path):  # numpy would suggest to load it as a pickle
+        raise ValueError(
+            f"Expected an npz file, got {path}, which is none. Write it with numpy.savez(path, theta=theta, y=y)."
+        )
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"Expected arrays of numbers in {path}, got an error: {error}. Write it with numpy.savez(path, theta=theta, y=y)."
         ) from error

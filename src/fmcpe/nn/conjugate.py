@@ -89,9 +89,9 @@ class Prior:
     noises: tuple[int, int]
 
     @classmethod
-    def vague(cls, features: int, targets: int) -> Prior:
-        """B_0 = 0 and R = I, for standardised targets."""
-        return cls(torch.zeros(features, targets).double(), torch.eye(targets).double(), (-5, 0))
+    def vague(cls, features: int, targets: int, like: Tensor) -> Prior:
+        """B_0 = 0 and R = I, for standardised targets; tensors are like another."""
+        return cls(like.new_zeros(features, targets), torch.eye(targets).to(like), (-5, 0))
 
     def padded(self, features: int) -> Prior:
         """With prior means of zero for more features."""
@@ -118,9 +118,9 @@ def fit_conjugate(
     """
     precisions = [10.0**k for k in range(-6, 4)]
     number, d, size = *targets.shape, len(order)
-    prior = prior or Prior.vague(size, d)
-    unroot = torch.linalg.inv(prior.root)
     f, t = features.double(), targets.double()
+    prior = prior or Prior.vague(size, d, f)
+    unroot = torch.linalg.inv(prior.root)
     f_mean, t_mean = f.mean(0), t.mean(0)
     f = f - f_mean
     t = (t - t_mean - f @ prior.mean) @ unroot  # now B_0 = 0 and R = I
@@ -161,7 +161,7 @@ def fit_conjugate(
     precision = torch.where(bent, precisions[best[1]], precisions[best[0]]).to(f)
     inverse = torch.linalg.inv(gram + precision.diag())
     weight = inverse @ cross
-    scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype)
+    scatter = squares - cross.T @ weight + c * noise * torch.eye(d, dtype=f.dtype, device=f.device)
     freedom = c + d + 1 + rows - d + 1
     root = torch.linalg.cholesky((scatter + scatter.T) / (2 * freedom))
     whitening = torch.linalg.inv(root).T
@@ -173,7 +173,7 @@ def fit_conjugate(
         weight=(prior.mean @ unroot + _padded(weight, size)) @ whitening,
         whitening=unroot @ whitening,
         gram_root=gram_root,
-        freedom=torch.tensor(freedom),
-        count=torch.tensor(number),
+        freedom=torch.tensor(freedom, device=f.device),
+        count=torch.tensor(number, device=f.device),
     )
     return Fit(regression, value + rows * float(torch.linalg.slogdet(unroot)[1]))

@@ -28,7 +28,7 @@ class Directions(Fitted):
         centred = (flat - flat.mean(0)) / std
         size = min(most, flat.shape[1], max(1, len(flat) - 2))
         if flat.shape[1] <= most:
-            matrix = torch.eye(flat.shape[1], dtype=flat.dtype)
+            matrix = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
         elif flat.shape[1] > 1000:
             matrix = torch.svd_lowrank(centred, q=size, niter=4)[2]
         else:

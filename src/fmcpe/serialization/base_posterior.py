@@ -12,7 +12,7 @@ from sbi.inference.posteriors import DirectPosterior, VectorFieldPosterior
 from torch import Tensor
 
 from fmcpe._checks import parameter_dim
-from fmcpe.base_posteriors.adapters import DensityBase, as_base_posterior
+from fmcpe.base_posteriors.adapters import DensityBase, EnsembleBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior
 from fmcpe.base_posteriors.npe import build_estimator as build_npe
@@ -33,6 +33,17 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
         tensors |= {f"base.{name}": value for name, value in base.estimator.state_dict().items()}
     if support is None:
         return says | {"why": "a file cannot describe its prior"}, tensors
+    if isinstance(base, EnsembleBase):
+        found = [describe_base(member) for member in base.members]
+        outside = next((each for each, _ in found if each["kind"] == "external"), None)
+        if outside is not None:
+            return says | {"why": f"of a member of the ensemble: {outside['why']}"}, tensors
+        tensors |= {f"member.{k}.{name}": v for k, (_, own) in enumerate(found) for name, v in own.items()}
+        return says | {
+            "kind": "ensemble",
+            "members": [each for each, _ in found],
+            "weights": base.weights.tolist(),
+        }, tensors
     source = made_by_train_npe(base)
     if source is None:
         return says | _describe_other(base), tensors
@@ -80,6 +91,12 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         field = hasattr(estimator, "ode_fn")
         made = VectorFieldPosterior(estimator, support) if field else DirectPosterior(estimator, support)
         base = as_base_posterior(made, support)
+    elif says["kind"] == "ensemble":
+        parts = [
+            build_base(manifest | {"base": each}, under(tensors, f"member.{k}."), None, path)
+            for k, each in enumerate(says["members"])
+        ]
+        base = EnsembleBase(parts, torch.tensor(says["weights"]))
     else:
         raise ValueError(
             f"Expected a file with its base posterior, got {path} without ({says.get('why', 'a file cannot describe it')}). "
