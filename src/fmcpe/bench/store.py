@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fmcpe._disk import write_whole
 from fmcpe.bench.schema import SCHEMA
-from fmcpe.bench.system import born, namespace, write_whole
+from fmcpe.bench.system import born, namespace
 from fmcpe.bench.units import Unit
 
 LEASE = 60.0
