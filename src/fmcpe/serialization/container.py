@@ -111,7 +111,7 @@ def _check_format(manifest: dict[str, Any], path: Path) -> None:
     if found > FORMAT:
         advice = f"Upgrade with pip install --upgrade fmcpe; fmcpe {str(by)[:40]} wrote it."
     elif found in LAST_COMMIT:
-        advice = f"Fit the posterior again, or read it with the unreleased fmcpe of commit {LAST_COMMIT[found]}."
+        advice = f"Fit the posterior again with this version, or check out commit {LAST_COMMIT[found]}, which reads it."
     else:
         advice = "No version wrote this format: the file is damaged."
     raise FileError(f"Expected a file of format {FORMAT}, got {path} of format {found}. {advice}")

@@ -134,6 +134,7 @@ def _build(
     record = Record.from_config(manifest["report"])
     loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
     loaded.conformal = _conformal(manifest["conformal"], tensors, loaded)
+    loaded.summary()  # a record of other types shows here, not in the user's hands
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 

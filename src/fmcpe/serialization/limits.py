@@ -34,6 +34,8 @@ _LIMITS = {
     "max_steps": 1_000_000,
 }  # fmt: skip
 """Numbers that no tensor shows."""
+MAX_TERMS = 100_000
+"""Of polynomials."""
 SMALL = 64
 """Numbers up to this one are always allowed."""
 
@@ -59,6 +61,20 @@ def check_sizes(manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path
     for count, (_, _, depth) in enumerate(_walk(manifest)):
         if depth > MAX_DEPTH or count > MAX_VALUES:
             raise _refused(path, f"at most {MAX_DEPTH} levels and {MAX_VALUES} values", "more")
+    try:
+        _check_numbers(manifest, tensors, path)
+        _check_frame(manifest, tensors, path)
+        for name, shape, found in _declared(manifest, tensors):
+            if list(found) != list(shape):
+                raise _refused(path, f"the tensor {name} of shape {tuple(shape)}", str(tuple(found)))
+    except FileError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
+        raise _refused(path, "descriptions of posteriors", f"{type(error).__name__}: {str(error)[:100]}") from error
+
+
+def _check_numbers(manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> None:
+    """Numbers of architectures: finite, and no larger than the tensors allow."""
     largest = max([SMALL, *(size for value in tensors.values() for size in (*value.shape, value.numel()))])
     for part in ("x_shape", "theta_dim", "base", "target_prior", "posterior", "conformal"):
         for name, number, _ in _walk(manifest[part], part):
@@ -66,15 +82,6 @@ def check_sizes(manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path
                 raise _refused(path, f"a finite {name}", str(number))
             if type(number) is int and not -SMALL <= number <= _LIMITS.get(name, largest):
                 raise _refused(path, f"{name} of at most {_LIMITS.get(name, largest)}", str(number)[:40])
-    _check_frame(manifest, tensors, path)
-    try:
-        for name, shape, found in _declared(manifest, tensors):
-            if list(found) != list(shape):
-                raise _refused(path, f"the tensor {name} of shape {tuple(shape)}", str(tuple(found)))
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise _refused(path, "descriptions of posteriors", f"{type(error).__name__}: {str(error)[:100]}") from error
 
 
 def _check_frame(manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> None:
@@ -114,9 +121,11 @@ def _declared(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[
             if prefix + name not in tensors:
                 raise ValueError(f"no tensor {prefix + name}")
             yield prefix + name, shape_of(config), tensors[prefix + name].shape
+        if math.comb(manifest["theta_dim"] + config.get("degree", 0), config.get("degree", 0)) > MAX_TERMS:
+            raise ValueError("polynomials of too many terms")
         if "inner" in config:
             roots.append((f"{prefix}inner.", config["inner"]))
-        roots += [(f"{prefix}members.{k}.", each) for k, each in enumerate(config.get("members", ()))]
+        roots += [(f"{prefix}_members.{k}.", each) for k, each in enumerate(config.get("members", ()))]
 
 
 def _walk(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any, int]]:
