@@ -68,7 +68,8 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         tensors |= {f"conformal.{k}": v for k, v in kept.items()}
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
-    contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    # a tensor of one number counts as contiguous, whatever its stride is; a copy in this format has the stride 1
+    contiguous = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
 
     if path.is_dir() or not path.parent.is_dir():
         raise FileNotFoundError(f"Expected a file name in a folder that exists, got {path}. Create the folder first.")
