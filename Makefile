@@ -2,27 +2,32 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Every package by version and hash: nothing else is installed, and nothing is looked for to build them with.
+LOCKED := $(PIP) --quiet --require-hashes --no-deps --no-build-isolation --use-pep517
 
 .PHONY: help demo test test-fast test-slow smoke results results-tunnels lint format types docs dist dist-test bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # A stamp is written last, so an interrupted installation is repeated and a finished one is not.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml requirements/build.txt requirements/torch-cpu.txt requirements/torch.txt requirements/demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "fmcpe needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV) (about two minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e .
+	@$(LOCKED) -r requirements/build.txt
+	@$(LOCKED) -r requirements/torch-cpu.txt 2>/dev/null || $(LOCKED) -r requirements/torch.txt
+	@$(LOCKED) -r requirements/demo.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -e '.[dev,chambers,dask,files,arviz]'
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/test.txt
+	@$(LOCKED) -r requirements/test.txt
 	@touch $@
 
-$(VENV)/.installed-docs: $(VENV)/.installed-dev
-	@$(PIP) -e '.[docs]'
+$(VENV)/.installed-docs: $(VENV)/.installed-dev requirements/docs.txt
+	@$(LOCKED) -r requirements/docs.txt
 	@touch $@
 
 demo: $(VENV)/.installed ## Before/after on the pendulum, with a table and a picture

@@ -14,11 +14,11 @@ from pathlib import Path
 import bench_helpers as helpers
 import pytest
 
+from fmcpe._disk import write_whole
 from fmcpe.bench.progress import Progress, line, remaining
 from fmcpe.bench.run import run
 from fmcpe.bench.status import status
 from fmcpe.bench.store import Result, Row, Store
-from fmcpe.bench.system import write_whole
 from fmcpe.bench.units import Unit
 from fmcpe.bench.work import DRAWS_FILE
 

@@ -72,13 +72,13 @@ def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embeddi
     asked = there.y[inside]
     draws = []
     for problem in (here, changed):
-        fit = cross_fit(candidate, problem, folds, training_rows(problem, folds, 1e-3), 8, seed=3)
+        fit = cross_fit(candidate, problem, folds, training_rows(problem, folds, True), 8, seed=3)
         member = fit.members[1] if candidate.uses_pairs else fit.members[0]
         with seeded(4):
             draws.append(member.sample(asked, 16))
     assert torch.equal(*draws)
     if candidate.uses_pairs and name != "prior":  # negative control: the other members have seen the change
-        rows = training_rows(here, folds, 0)
+        rows = training_rows(here, folds, False)
         with seeded(4):
             other = cross_fit(candidate, changed, folds, rows, 8, seed=3).members[0].sample(asked, 16)
         with seeded(4):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fmcpe import baselines, candidates, diagnostics, metrics, tasks
-    from fmcpe._errors import FMCPEWarning
+    from fmcpe._errors import FileError, FMCPEWarning
     from fmcpe.base_posteriors.adapters import as_base_posterior
     from fmcpe.base_posteriors.npe import train_npe
     from fmcpe.base_posteriors.simulation import simulate
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FMCPE": "fmcpe.method",
     "FMCPEWarning": "fmcpe._errors",
+    "FileError": "fmcpe._errors",
     "CorrectedPosterior": "fmcpe.posterior",
     "Paper": "fmcpe.candidates.paper",
     "Stack": "fmcpe.stacking",
@@ -41,6 +42,7 @@ __all__ = [
     "FMCPE",
     "CorrectedPosterior",
     "FMCPEWarning",
+    "FileError",
     "Paper",
     "Stack",
     "as_base_posterior",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fmcpe._disk import write_whole
 from fmcpe.bench import zoo
 from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.report import SECTIONS, whole_page
 from fmcpe.bench.results import Results
-from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table
 
 

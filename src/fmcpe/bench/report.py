@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fmcpe._disk import write_whole
 from fmcpe.bench import figures, frontier, paper, stack, tables, zoo
 from fmcpe.bench.claims import CLAIMS, VARIANTS
 from fmcpe.bench.numbers import all_numbers
@@ -23,7 +24,6 @@ from fmcpe.bench.page import (
     title_of,
 )
 from fmcpe.bench.results import Results
-from fmcpe.bench.system import write_whole
 from fmcpe.bench.table import Table
 from fmcpe.bench.units import titled
 

@@ -6,6 +6,9 @@ large run that has just started does not hide a small finished one.
 
 from __future__ import annotations
 
+import warnings
+import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fmcpe._errors import FMCPEWarning
 from fmcpe.bench.plan import EXPERIMENTS, METHODS, WITHOUT_PAIRS
 from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.store import Row, Store
@@ -159,8 +163,17 @@ class Results:
         path = self.directory / "files" / f"{unit.id}-{DRAWS_FILE}"
         if not path.is_file():
             return None
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            warnings.warn(
+                f"Expected the draws of {unit.label} in {path}, got a damaged file ({error}). The report is made without them. "
+                "Delete the file to silence this.",
+                FMCPEWarning,
+                stacklevel=2,
+            )
+            return None
 
     def measured(self) -> list[tuple[str, str]]:
         """Tasks with measured data, and the fingerprint of the data."""

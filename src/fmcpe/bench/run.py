@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fmcpe._errors import FileError
 from fmcpe.bench.plan import GROWING
 from fmcpe.bench.pools import DaskPool, LocalPool, Pool
 from fmcpe.bench.progress import Progress
@@ -87,6 +88,7 @@ def run(
         for (experiment, preset), plan in plans.items():
             store.add(experiment, preset, plan, grow=experiment in GROWING)
         if retry_failed:
+            _redo_damaged(store, units)
             store.retry_failed(unit.id for unit in units)
         pool: Pool = DaskPool(dask) if dask else LocalPool((os.cpu_count() or 1) if jobs is None else jobs)
         progress = progress or Progress("bench")
@@ -96,6 +98,14 @@ def run(
             progress.close()
             pool.close()
         return Outcome(store.statuses(unit.id for unit in units), done_now)
+
+
+def _redo_damaged(store: Store, units: Sequence[Unit]) -> None:
+    """Train base posteriors again whose file a failed unit could not load; stores of earlier versions have no checksums."""
+    rows = store.rows(unit.id for unit in units)
+    for row in rows.values():
+        if row.status == "failed" and row.unit.base is not None and "FileError" in (row.traceback or ""):
+            store.redo(row.unit.base.id)
 
 
 class _Loop:
@@ -151,9 +161,9 @@ class _Loop:
                 return
             unit = self.units[claimed]
             try:
-                content = None if unit.base is None else self.store.file(unit.base.id, BASE_FILE).read_bytes()
-            except FileNotFoundError as error:
-                self._train_again(claimed, error)
+                content = None if unit.base is None else self.store.content(unit.base.id, BASE_FILE)
+            except (FileNotFoundError, FileError) as error:
+                self._train_again(claimed, "missing" if isinstance(error, FileNotFoundError) else "damaged")
                 return
             folder = (self.data.get(unit.task),) if unit.data else ()
             future = self.pool.submit(_guarded, self.perform, unit, content, *folder)
@@ -162,12 +172,13 @@ class _Loop:
                 self.in_company.update(self.flying)
             future.add_done_callback(lambda _, identifier=claimed: self.landed.put(identifier))
 
-    def _train_again(self, claimed: str, error: FileNotFoundError) -> None:
-        """Repeat the unit of a base posterior whose file is missing, then this one."""
+    def _train_again(self, claimed: str, what: str) -> None:
+        """Repeat the unit of a base posterior whose file is missing or damaged, then this one."""
         base = self.units[claimed].base
         self.store.release(claimed)
         if base is not None and self.store.redo(base.id):
-            self.progress.say(f"fmcpe bench: {error.filename} is missing; training {base.label} again.")
+            path = self.store.file(base.id, BASE_FILE)
+            self.progress.say(f"fmcpe bench: {path} is {what}; training {base.label} again.")
 
     def _land(self, identifier: str) -> None:
         future = self.flying.pop(identifier)

@@ -1,6 +1,7 @@
 """The tables of a run directory's SQLite file.
 
 - `units.attempts`: number of times that the worker of the unit died. Units in flight when a run is killed are not charged.
+- `files`: SHA-256 of each file of a result, since disks forget. Runs of earlier versions have no rows here.
 - `owners.host`: namespace of the run's process id, see `fmcpe.bench.system.namespace`.
 """
 
@@ -16,6 +17,8 @@ CREATE TABLE IF NOT EXISTS plans (
 CREATE TABLE IF NOT EXISTS owners (
     id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, heartbeat REAL NOT NULL,
     command TEXT NOT NULL, started REAL NOT NULL, ended REAL);
+CREATE TABLE IF NOT EXISTS files (
+    unit TEXT NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (unit, name));
 CREATE TABLE IF NOT EXISTS events (
     time REAL NOT NULL, owner TEXT NOT NULL, unit TEXT NOT NULL, what TEXT NOT NULL);
 """

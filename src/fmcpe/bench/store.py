@@ -19,39 +19,22 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fmcpe._disk import write_whole
+from fmcpe._errors import FileError
+from fmcpe.bench.rows import Result, Row
 from fmcpe.bench.schema import SCHEMA
-from fmcpe.bench.system import born, namespace, write_whole
+from fmcpe.bench.sqlite_errors import damaged, explained
+from fmcpe.bench.system import born, namespace
 from fmcpe.bench.units import Unit
+
+__all__ = ["LEASE", "Result", "Row", "Store"]
 
 LEASE = 60.0
 """Seconds without a heartbeat after which a run on another machine, or in another container, counts as dead."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a unit."""
-
-    metrics: dict[str, Any]
-    seconds: float
-    versions: dict[str, str]
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One unit with its state and results."""
-
-    unit: Unit
-    status: str
-    seconds: float | None
-    metrics: dict[str, Any]
-    versions: dict[str, str]
-    traceback: str | None
-    attempts: int
 
 
 class Store:
@@ -65,7 +48,7 @@ class Store:
 
     def __init__(self, directory: str | Path, command: str = "", read_only: bool = False) -> None:
         self.directory, self.owner = Path(directory), uuid.uuid4().hex
-        path = self.directory / "bench.sqlite"
+        self._path = path = self.directory / "bench.sqlite"
         if read_only and not path.is_file():
             raise FileNotFoundError(
                 f"Expected a run directory, got {self.directory} without a run. Start one with "
@@ -77,12 +60,11 @@ class Store:
         self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         self._registered = not read_only
-        try:
-            tables = {row["name"] for row in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"Expected a run of fmcpe bench, got another file at {path} ({error}). Pass a new folder with --out."
-            ) from error
+        tables = {row["name"] for row in self._read("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        found = self._read("PRAGMA quick_check(1)")[0][0]
+        if found != "ok":
+            self._db.close()
+            raise damaged(path, found)
         if read_only and "plans" not in tables:
             raise FileNotFoundError(
                 f"Expected a run directory, got {self.directory} without any units. Start a run with "
@@ -112,7 +94,8 @@ class Store:
         self._stop.set()
         with self._lock:
             if self._registered:
-                with self._transaction():
+                # a store that cannot be written stays as after a kill: the next run takes its units back
+                with suppress(OSError, ValueError), self._transaction():
                     self._db.execute(
                         "UPDATE units SET status = 'waiting', owner = NULL WHERE owner = ? AND status = 'running'",
                         (self.owner,),
@@ -186,6 +169,11 @@ class Store:
         """Store a result, files first, then the row. False, without changes, if this run no longer owns the unit."""
         for name, content in result.files.items():
             write_whole(self.file(identifier, name), content)
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?)",
+                [(identifier, name, sha256(content).hexdigest()) for name, content in result.files.items()],
+            )
         text = json.dumps(result.metrics), json.dumps(result.versions)
         return self._end(identifier, "done", seconds=result.seconds, metrics=text[0], versions=text[1], traceback=None)
 
@@ -262,22 +250,40 @@ class Store:
         """Path of a file of a unit."""
         return self.directory / "files" / f"{identifier}-{name}"
 
+    def content(self, identifier: str, name: str) -> bytes:
+        """A file of a unit, as it was stored.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+            FileError: If it is not what was stored.
+        """
+        path = self.file(identifier, name)
+        found = path.read_bytes()
+        with self._lock, explained(self._path):
+            row = self._db.execute(
+                "SELECT sha256 FROM files WHERE unit = ? AND name = ?", (identifier, name)
+            ).fetchone()
+        if row is not None and row["sha256"] != sha256(found).hexdigest():
+            raise FileError(f"Expected {path} as it was stored, got other bytes: it is damaged. Delete it.")
+        return found
+
     # ------------------------------------------------------------------ internals
 
     def _read(self, query: str) -> list[sqlite3.Row]:
-        with self._lock:
+        with self._lock, explained(self._path):
             return self._db.execute(query).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        with self._lock, explained(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     def _to_wal(self) -> None:
         """Enable write-ahead logging, with retries: SQLite ignores the timeout while another run switches to it."""

@@ -1,4 +1,4 @@
-"""Operating-system helpers: atomic writes, process identity and a description of the machine."""
+"""Operating-system helpers: process identity and a description of the machine."""
 
 from __future__ import annotations
 
@@ -6,24 +6,9 @@ import os
 import platform
 import socket
 import subprocess
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def born(pid: int) -> str:

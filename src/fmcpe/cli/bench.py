@@ -32,7 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=f"run {name} and print its table", **end)
         action.set_defaults(experiment=name)
         _run_options(action)
-    for name, text in (("status", "show what is done, running and failed"), ("report", "write DIR/report.html")):
+    for name, text in (
+        ("status", "show what is done, running and failed"),
+        ("salvage", "keep what can be read of a damaged store"),
+        ("report", "write DIR/report.html"),
+    ):
         end = ends_with(f"fmcpe bench {name} --out runs")
         action = actions.add_parser(name, help=text, description=text, **end)
         action.add_argument(
@@ -40,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         if name == "status":
             action.add_argument("--failures", action="store_true", help="show tracebacks")
-        else:
+        elif name == "report":
             action.add_argument(
                 "--preset", choices=PRESET_NAMES, help="preset to show (default: each experiment's most complete)"
             )
@@ -89,7 +93,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the chosen action."""
-    actions = {"status": _status, "report": _report, "compare": _compare}
+    actions = {"status": _status, "report": _report, "compare": _compare, "salvage": _salvage}
     return actions.get(options.action, _run)(options)
 
 
@@ -138,6 +142,15 @@ def _run(options: argparse.Namespace) -> int:
         table = frontier_table if options.action == "frontier" else speed_table
         say("\n" + table(Results.read(options.out, options.preset)).as_text())
     return 1 if failed else 0
+
+
+def _salvage(options: argparse.Namespace) -> int:
+    from fmcpe.bench.salvage import salvage
+
+    saved, kept = salvage(options.out)
+    say(f"{saved['units']} units and {saved['plans']} lines of plans are kept; the damaged file is {kept}.")
+    say("Run the same fmcpe bench run again: what was lost is done again.")
+    return 0
 
 
 def _folders(words: list[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fmcpe._errors import FileError
 from fmcpe.flows.solvers import Solver
 from fmcpe.flows.velocity import DenseHead, EmbeddingHead, VelocityField, head_from_config
 from fmcpe.nn.describe import build, describe
@@ -60,7 +61,7 @@ class Field(nn.Module):
         """A field of that architecture; `embedding` replaces a network that could not be described."""
         net = build(config["embedding"]) if config["embedding"] is not None else embedding
         if net is None:
-            raise ValueError(
+            raise FileError(
                 "Expected the embedding_net that the posterior was fitted with, which a file cannot describe, got "
                 "none. Call fmcpe.load(path, embedding_net=the_network); its weights come from the file."
             )

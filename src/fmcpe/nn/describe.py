@@ -14,6 +14,7 @@ from sbi.utils.user_input_checks_utils import PytorchReturnTypeWrapper
 from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 
+from fmcpe._errors import FileError
 from fmcpe.distributions import LogUniform
 from fmcpe.nn.embeddings import ChannelsFirst, LevelAware
 
@@ -54,7 +55,7 @@ def build(description: dict[str, Any]) -> nn.Module:
     if description["layer"] in _CONTAINERS:
         return _CONTAINERS[description["layer"]](*(build(part) for part in description["parts"]))
     if description["layer"] not in _LAYERS:
-        raise ValueError(
+        raise FileError(
             f"Expected a layer that fmcpe can save, got {description['layer']!r}. Load only files written by "
             "posterior.save."
         )
@@ -103,7 +104,7 @@ def build_prior(description: dict[str, Any], tensors: dict[str, Tensor]) -> Dist
             [build_prior(part, under(tensors, f"{i}.")) for i, part in enumerate(description["parts"])]
         )
     if family not in _FAMILIES:
-        raise ValueError(
+        raise FileError(
             f"Expected a prior that fmcpe can save, got {family!r}. Load only files written by posterior.save."
         )
     cls, names = _FAMILIES[family]

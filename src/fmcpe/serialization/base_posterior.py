@@ -12,6 +12,7 @@ from sbi.inference.posteriors import DirectPosterior, VectorFieldPosterior
 from torch import Tensor
 
 from fmcpe._checks import parameter_dim
+from fmcpe._errors import FileError
 from fmcpe.base_posteriors.adapters import DensityBase, EnsembleBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior
@@ -98,7 +99,7 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
         ]
         base = EnsembleBase(parts, torch.tensor(says["weights"]))
     else:
-        raise ValueError(
+        raise FileError(
             f"Expected a file with its base posterior, got {path} without ({says.get('why', 'a file cannot describe it')}). "
             f"Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
         )

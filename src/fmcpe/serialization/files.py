@@ -7,35 +7,29 @@ architecture of each part (`to_config`). The file contains the base posterior if
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fmcpe._errors import FMCPEWarning
+from fmcpe._disk import write_whole
+from fmcpe._errors import FileError, FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.record import HeldOut, Record
 from fmcpe.serialization.base_posterior import build_base, describe_base
+from fmcpe.serialization.container import FORMAT, read, to_bytes
+from fmcpe.serialization.limits import Budget, check_sizes
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spaces import ParameterSpace
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal
     from fmcpe.posterior import CorrectedPosterior
-
-FORMAT, READABLE = 6, (5, 6)
-"""Format 6 says which kind of conformal intervals a file holds; in format 5 there is one kind."""
-_REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior", "conformal"}
 
 
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
@@ -74,24 +68,12 @@ def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
         tensors |= {f"conformal.{k}": v for k, v in kept.items()}
     if posterior.default_x is not None:
         tensors["default_x"] = posterior.default_x
-    contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    # a tensor of one number counts as contiguous, whatever its stride is; a copy in this format has the stride 1
+    contiguous = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
 
     if path.is_dir() or not path.parent.is_dir():
         raise FileNotFoundError(f"Expected a file name in a folder that exists, got {path}. Create the folder first.")
-    # readers see the old file or the new one, never a partial one
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        save_file(contiguous, temporary, metadata={"fmcpe": json.dumps(manifest)})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, to_bytes(manifest, contiguous))
     return path
 
 
@@ -103,30 +85,57 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         posterior: The base posterior, if the file does not contain it.
         embedding_net: The embedding of y, if the file cannot describe it; its weights come from the file.
 
+    Raises:
+        FileError: If the file is damaged, malformed, of another format, or lacks a part that has to be passed.
+        FileNotFoundError: If there is no such file.
+
     Example:
         >>> path = posterior.save(folder / "run.fmcpe")
         >>> again = fmcpe.load(path)
         >>> bool((again.sample((5,), x=y_obs, seed=0) == posterior.sample((5,), x=y_obs, seed=0)).all())
         True
     """
+    path = Path(path)
+    manifest, tensors = read(path)
+    check_sizes(manifest, tensors, path)
+    try:
+        with (
+            seeded(0),
+            Budget(tensors),
+        ):  # the initial weights of networks, which are overwritten, consume random numbers
+            return _build(manifest, tensors, path, posterior, embedding_net)
+    except FileError:
+        raise
+    except Exception as error:
+        if posterior is not None or embedding_net is not None:
+            raise  # what was passed may be at fault
+        line = (str(error).splitlines() or [""])[0][:300]
+        raise FileError(
+            f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
+            f"({type(error).__name__}: {line}). Save the posterior again."
+        ) from error
+
+
+def _build(
+    manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path, posterior: Any, embedding_net: nn.Module | None
+) -> CorrectedPosterior:
     from fmcpe.posterior import CorrectedPosterior
 
-    manifest, tensors = _read(Path(path))
-    with seeded(0):  # the initial weights of networks, which are overwritten, consume random numbers
-        base = build_base(manifest, tensors, posterior, path)
-        target = base.prior
-        if manifest["target_prior"] is not None:
-            target = build_prior(manifest["target_prior"], under(tensors, "target_prior."))
-        space = ParameterSpace(base.prior, base.prior.sample((2,)).to(torch.float32))
-        space.load_state_dict(under(tensors, "space."))
-        shared = Shared(base, space, target, tensors["pool"], embedding_net)
-        inner = from_config(manifest["posterior"], shared)
-        inner.load_state_dict(under(tensors, "posterior."))
-        kept = under(tensors, "held_out.")
-        held_out = HeldOut.from_tensors(kept) if kept else None
-        record = Record.from_config(manifest["report"])
-        loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
-        loaded.conformal = _conformal(manifest["conformal"], tensors, loaded)
+    base = build_base(manifest, tensors, posterior, path)
+    target = base.prior
+    if manifest["target_prior"] is not None:
+        target = build_prior(manifest["target_prior"], under(tensors, "target_prior."))
+    space = ParameterSpace(base.prior, base.prior.sample(torch.Size((2,))).to(torch.float32))
+    space.load_state_dict(under(tensors, "space."))
+    shared = Shared(base, space, target, tensors["pool"], embedding_net)
+    inner = from_config(manifest["posterior"], shared)
+    inner.load_state_dict(under(tensors, "posterior."))
+    kept = under(tensors, "held_out.")
+    held_out = HeldOut.from_tensors(kept) if kept else None
+    record = Record.from_config(manifest["report"])
+    loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
+    loaded.conformal = _conformal(manifest["conformal"], tensors, loaded)
+    loaded.summary()  # a record of other types shows here, not in the user's hands
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 
@@ -145,33 +154,4 @@ def _conformal(says: dict[str, Any] | None, tensors: dict[str, Tensor], loaded: 
         return LabelShiftConformal(**kept, num_draws=says["num_draws"], num_samples=says["num_samples"])
     if kind == SplitConformal.kind:
         return SplitConformal(kept["scores"] if kept else tensors["conformal"], says["num_samples"])
-    raise ValueError(f"Expected conformal intervals of this library, got {kind!r}. Save the posterior again.")
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"Expected a file written by posterior.save(...), got {path}, which does not exist. Check the path."
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            manifest = json.loads((file.metadata() or {}).get("fmcpe", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"Expected a whole file written by posterior.save(...), got {path} ({error}). Save it again."
-        ) from error
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise ValueError(
-            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
-        )
-    if manifest["format"] not in READABLE:
-        newer = manifest["format"] > FORMAT
-        advice = "Upgrade with pip install --upgrade fmcpe." if newer else "Fit the posterior again with this version."
-        raise ValueError(f"Expected a file of format {FORMAT}, got {path} of format {manifest['format']}. {advice}")
-    missing = _REQUIRED - set(manifest)
-    if missing:
-        raise ValueError(
-            f"Expected a manifest with {', '.join(sorted(missing))}, got {path} without. Save the posterior again."
-        )
-    return manifest, tensors
+    raise FileError(f"Expected conformal intervals of this library, got {kind!r}. Save the posterior again.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fmcpe._errors import FileError
+
 if TYPE_CHECKING:
     from fmcpe.candidates.base import Posterior, Shared
 
@@ -31,7 +33,7 @@ def from_config(config: dict[str, Any], shared: Shared) -> Posterior:
     """A posterior of that architecture, before its tensors are loaded."""
     name = config.get("class")
     if name not in _HOMES:
-        raise ValueError(
+        raise FileError(
             f"Expected a posterior of this library, got {name!r}. Load only files written by posterior.save(...)."
         )
     found: Posterior = getattr(importlib.import_module(_HOMES[name]), name).from_config(config, shared)

@@ -27,6 +27,7 @@ from sbi.utils.sbiutils import Standardize
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from fmcpe._errors import FileError
 from fmcpe._random import seeded
 from fmcpe.nn.describe import build, describe
 
@@ -76,7 +77,7 @@ def build_estimator(says: dict[str, Any], prior: Distribution, x_shape: torch.Si
         or not plain
         or set(arguments) - _KNOWN
     ):
-        raise ValueError(
+        raise FileError(
             f"Expected arguments of sbi's factories, got {says['factory']!r} with {sorted(arguments)}. Load only files written "
             "by posterior.save."
         )
@@ -84,7 +85,8 @@ def build_estimator(says: dict[str, Any], prior: Distribution, x_shape: torch.Si
         arguments["x_dist"] = prior
     with seeded(0), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of probes, which are few and do not vary as data do
-        theta, x = prior.sample(torch.Size((64,))).to(torch.float32), torch.randn(64, *x_shape)
+        rows = max(2, min(64, 2_000_000 // max(1, math.prod(x_shape))))  # probes of large x take memory
+        theta, x = prior.sample(torch.Size((rows,))).to(torch.float32), torch.randn(rows, *x_shape)
         factory = _FACTORIES[says["factory"]](**arguments, embedding_net=build(says["embedding"]))
         return factory(theta, x)
 

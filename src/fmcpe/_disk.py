@@ -1,0 +1,72 @@
+"""Files that are whole or absent: written beside their place, synchronised, then renamed.
+
+A process that is killed leaves the old file, and perhaps a temporary one. The next write to the same place removes those that
+are older than `STALE` seconds; younger ones may belong to another process.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+CHUNK = 2**20
+"""Bytes per write."""
+STALE = 3600.0
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file atomically; its readers see the old file or the new one.
+
+    Raises:
+        OSError: With the same `errno`, if the disk is full or the folder cannot be written. The old file is unchanged.
+    """
+    temporary: str | None = None
+    try:
+        _remove_stale(path)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            _write(handle, content)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        raise cannot_write(path, error, len(content)) from error
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def cannot_write(path: Path, error: OSError, size: int) -> OSError:
+    """The same error in words that say what to do."""
+    words = (
+        f"Expected to write {size / 1e6:.1f} MB to {path}, got: {error.strerror or error}. Nothing was changed. Free space, or "
+        "choose a folder that you may write to."
+    )
+    return type(error)(error.errno, words)
+
+
+def _write(handle: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(handle, rest[:CHUNK]) :]  # a nearly full disk may take a part
+
+
+def _remove_stale(path: Path) -> None:
+    for left in path.parent.glob(f".{glob_escape(path.name)}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
+
+
+def glob_escape(name: str) -> str:
+    """The pattern that matches `name` alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

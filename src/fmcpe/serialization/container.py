@@ -1,0 +1,121 @@
+"""The outside of a file: a safetensors file with a JSON manifest and a checksum, read with limits.
+
+The checksum is SHA-256 over the manifest's text and, in the order of their names, over name, type, shape and bytes of every
+tensor. It finds damage; it is no signature, since whoever changes a file can compute it again. So sizes are checked as well
+(`fmcpe.serialization.limits`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from fmcpe._errors import FileError
+
+FORMAT, READABLE = 7, (5, 6, 7)
+"""Format 7 has a checksum; format 6 says which kind of conformal intervals a file holds; in format 5 there is one kind."""
+MAX_HEADER, MAX_TENSORS = 32_000_000, 100_000
+LAST_COMMIT = {1: "88939aa~1", 2: "4dae3d5~1", 3: "473118d~1", 4: "818e436~1"}
+"""Formats that were never released, and the last commit that reads each."""
+
+
+def digest(manifest: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of the content."""
+    found = hashlib.sha256(manifest.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def to_bytes(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
+    """The file of a manifest and its tensors."""
+    text = json.dumps(manifest)
+    return tensors_to_bytes(tensors, metadata={"fmcpe": text, "sha256": digest(text, tensors)})
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Manifest and tensors of a file, after format and checksum were checked."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"Expected a file written by posterior.save(...), got {path}, which does not exist. Check the path."
+        )
+    content = path.read_bytes()
+    try:
+        metadata = _metadata(content)
+        tensors = read_tensors(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
+        raise FileError(
+            f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."
+        ) from error
+    text = metadata.get("fmcpe", "null")
+    manifest = _parsed(text, path)
+    _check_format(manifest, path)
+    if "sha256" not in metadata and manifest["format"] < 7:
+        return manifest, tensors
+    if metadata.get("sha256") != digest(text, tensors):
+        raise FileError(
+            f"Expected a file as posterior.save(...) wrote it, got {path} with another checksum: it was damaged or edited. "
+            "Restore it from a copy, or save the posterior again."
+        )
+    return manifest, tensors
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The strings of the header, which is parsed here with limits before safetensors sees it."""
+    size = int.from_bytes(content[:8], "little")
+    if not 2 <= size <= min(MAX_HEADER, len(content) - 8):
+        raise ValueError(f"a header of {size} bytes")
+    header = json.loads(content[8 : 8 + size])
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise ValueError("a header that is no list of tensors, or of too many")
+    for name, entry in header.items():
+        # a tensor without elements takes no bytes, whatever its other sizes are
+        if name != "__metadata__" and any(not 0 <= n <= len(content) for n in entry["shape"]):
+            raise ValueError(f"tensor {name[:80]!r} of shape {str(entry['shape'])[:80]}")
+    metadata = header.get("__metadata__", {})
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("metadata that are no text")
+    return metadata
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(
+            f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."
+        ) from error
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+        raise FileError(
+            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
+        )
+    return manifest
+
+
+def _check_format(manifest: dict[str, Any], path: Path) -> None:
+    found = manifest["format"]
+    if found in READABLE:
+        return
+    versions = manifest.get("versions")
+    by = versions.get("fmcpe", "?") if isinstance(versions, dict) else "?"
+    if found > FORMAT:
+        advice = f"Upgrade with pip install --upgrade fmcpe; fmcpe {str(by)[:40]} wrote it."
+    elif found in LAST_COMMIT:
+        advice = f"Fit the posterior again with this version, or check out commit {LAST_COMMIT[found]}, which reads it."
+    else:
+        advice = "No version wrote this format: the file is damaged."
+    raise FileError(f"Expected a file of format {FORMAT}, got {path} of format {found}. {advice}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
