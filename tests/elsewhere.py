@@ -21,6 +21,8 @@ _COPIES = {"_to_copy", "copy_"}
 class Remote(torch.Tensor):
     """A tensor of the other device; `numbers` are what it holds."""
 
+    is_meta = False  # only its device is called so: it has numbers
+
     @staticmethod
     def __new__(cls, numbers):
         made = torch.Tensor._make_wrapper_subclass(
