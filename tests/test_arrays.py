@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import PRIOR, observe, simulate
+from sbi.utils import BoxUniform
 from torch import nn
 
 from fmcpe import FMCPE, FMCPEWarning, Stack, as_base_posterior, candidates, train_npe
@@ -257,6 +258,22 @@ def test_a_large_offset_is_refused_where_single_precision_rounds_it_away(pairs):
         with pytest.raises(ValueError, match=r"real numbers in x, got .*large offset"):
             train_npe(None, PRIOR, simulations=(theta, shifted.numpy()), **FIT)
         assert torch.allclose(as_pairs(theta, shifted - offset, None, PRIOR, None)[1], (spread * y).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_prior_that_single_precision_cannot_resolve_is_refused(dtype):
+    """It would give two values of θ, inside the support and finite."""
+    ends = torch.tensor([[1e9, 0.0], [1e9 + 128, 1.0]], dtype=dtype)
+    prior = BoxUniform(*ends)
+    for run in (
+        lambda: FMCPE(as_base_posterior(rough, prior), simulate),
+        lambda: train_npe(lambda theta: theta, prior, 500, **FIT),
+    ):
+        with pytest.raises(
+            ValueError, match=r"single precision resolves, got parameter 0 with mean 1.0.*e\+09.*Subtract"
+        ):
+            run()
+    FMCPE(as_base_posterior(rough, BoxUniform(*(1e-3 * ends - torch.tensor([1e6, 0.0], dtype=dtype)))), simulate)
 
 
 def test_what_is_accepted_loses_less_than_the_stated_share():

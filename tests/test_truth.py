@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 OBSERVATIONS = 3
 SHORTER = Paper(steps=10, num_statistics=1000)
 """The paper's recipe with a coarser solver: most of its time goes into the ODE inside each training step."""
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3, 4))]
 
 
 @pytest.fixture(scope="module")

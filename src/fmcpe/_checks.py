@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fmcpe._arrays import UnreadableError, as_numbers
+from fmcpe._arrays import LOSS, UnreadableError, as_numbers
 from fmcpe._random import seeded
 
 
@@ -126,6 +126,22 @@ def check_prior_device(prior: Distribution, device: str | torch.device) -> None:
         raise ValueError(
             f"Expected a prior on {asked}, where the networks are asked to be, got one on {own}. Make it there, e.g. "
             f'BoxUniform(low, high, device="{asked}"), or use device="{own}".'
+        )
+
+
+def refuse_coarse(prior: Distribution) -> None:
+    """Refuse a prior whose draws single precision cannot tell apart: a narrow range far from zero."""
+    with seeded(0):
+        theta = prior.sample(torch.Size((200,))).double()
+    rounding = torch.from_numpy(np.spacing(theta.abs().float().cpu().numpy())).double().square().mean(0).div(12).sqrt()
+    spread = theta.std(0).cpu()
+    bad = rounding > LOSS * spread
+    if bool(bad.any()):
+        worst = int((bad * rounding / spread.clamp_min(1e-300)).argmax())
+        raise ValueError(
+            f"Expected a prior that single precision resolves, got parameter {worst} with mean "
+            f"{float(theta[:, worst].mean()):.9g} and standard deviation {float(spread[worst]):.3g}. Subtract a constant from "
+            "θ, in prior, simulator and pairs."
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim
+from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim, refuse_coarse
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, columns_of, default_names, in_order
 from fmcpe._random import seeded
@@ -86,6 +86,7 @@ class FMCPE:
         self.base.to(self.device)
         self.simulator, self.recipe = simulator, _as_recipe(recipe)
         self.target_prior = self.base.prior if target_prior is None else target_prior
+        refuse_coarse(self.base.prior)
         dim = parameter_dim(self.base.prior)
         if parameter_dim(self.target_prior) != dim:
             raise ValueError(

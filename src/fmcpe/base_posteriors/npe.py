@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import check_prior_device, finite_rows, parameter_dim
+from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
@@ -163,6 +163,7 @@ def train_npe(
     with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
         prior = process_prior(prior)[0]
         check_prior_device(prior, device)
+        refuse_coarse(prior)
         known = None if given is None else as_names(given, parameter_dim(prior))
         theta, x = simulate(
             simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size,
