@@ -98,7 +98,7 @@ def test_how_wrong_a_pair_is_does_not_matter(base):
     for factor in (10, 1000):
         theta, y = pairs_of(6)
         y[4] *= factor
-        with pytest.warns(FMCPEWarning, match=r"1 of 30 pairs \(row 4\) .* leaves them out"):
+        with pytest.warns(FMCPEWarning, match=r"leaves out 1 of 30 pairs \(row 4\)"):
             posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
         members = posterior.inner.inner.inner.state_dict()
         found.append((posterior.weights, {k: v for k, v in members.items() if "ridge" in k}))

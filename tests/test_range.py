@@ -109,3 +109,18 @@ def test_the_share_of_the_prior_is_the_smallest_that_is_enough():
     )
     assert float(share_needed(prior[None], prior, 0.99 * prior_spreads, space)) == 0.0
     assert float(share_needed(peak[:1], prior, 1.1 * prior_spreads, space)) == 1.0
+
+
+def test_heavy_tails_are_known_from_many_pairs():
+    """P-values of new observations whose distance has a Pareto tail: hardly smaller than uniform ones."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(number):
+        direction = torch.nn.functional.normalize(torch.randn(number, 3, generator=generator), dim=1)
+        return direction * torch.rand(number, 1, generator=generator).pow(-1 / 3)
+
+    new = rows(20_000)
+    p = torch.stack([Range.of(rows(1000)).p_values(new) for _ in range(3)])
+    assert float((p < 1e-3).float().mean()) < 2e-3
+    assert float((p < 1e-5).float().mean()) < 1e-4
+    assert float(Range.of(rows(1000)).p_values(torch.full((1, 3), 1e5))) < 1e-6

@@ -261,7 +261,7 @@ def test_observations_unlike_all_pairs_are_named(posteriors):
     like, unlike = observe(PRIOR.sample((20,))), torch.full((2, 3), 1e3)
     found = posterior.check(torch.cat([like, unlike]))
     assert found.out_of_range.tolist() == [False] * 20 + [True] * 2
-    assert float(found.conformal[-1]) == pytest.approx(1 / 31) and float(found.prior_share[-1]) > 0.99
+    assert float(found.conformal[-1]) == pytest.approx(1 / 31) and float(found.prior_share[-1]) > 0.95
     assert bool((found.simulations[-2:] < 1e-3).all()) and float(found.simulations[:20].median()) > 1e-3
     assert "out of range" in str(found)
     for call in (
@@ -285,7 +285,7 @@ def test_far_from_all_pairs_the_answer_is_the_prior(posteriors):
     spread = [posterior.space.to_z_safely(posterior.sample((400,), x=y[0], seed=0)).std(0) for y in (near, far)]
     assert bool((spread[0] < 0.7).all())
     assert bool((spread[1] > 0.85).all())
-    assert float(posterior.inner.share_of_prior(far)) > 0.99 and float(posterior.inner.share_of_prior(near)) < 0.05
+    assert float(posterior.inner.share_of_prior(far)) > 0.95 and float(posterior.inner.share_of_prior(near)) < 0.05
 
 
 def test_a_parameter_that_was_never_varied_gives_no_sharp_answer(base):

@@ -3,9 +3,10 @@ r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y)
 
 **Data.** The distance of an observation is that of its summary to the mean of the pairs' summaries, in the metric of their
 shrunk covariance. The leave-one-out distances of the pairs say what is usual: with p the p-value of the log distance under
-their Student-t predictive distribution, or the share of pairs that are as far, if that is larger, λ_x = p_0 / (p_0 + p). Few
-pairs say little of it; simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of
-the simulator does not matter) and as a conjugate normal-inverse-gamma prior of the log distances.
+their Student-t predictive distribution, or under an exponential tail of the ⌈√N⌉ largest (a Pareto tail of the distance; Hill,
+1975), or the share of pairs that are as far, whichever is largest, λ_x = p_0 / (p_0 + p). Few pairs say little of it;
+simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of the simulator does not
+matter) and as a conjugate normal-inverse-gamma prior of the log distances.
 
 **Spread.** An answer out of range is not sharper than one in range. λ_v is the smallest share of the prior with which each
 parameter's standard deviation, and half of its central 68 % interval, physical and unconstrained, are at least the median over
@@ -20,6 +21,7 @@ measured.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,7 @@ from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spread import share_needed, spreads
 
 PSEUDO_PAIRS = 4
-"""Pairs that simulations count for, where they say what is usual."""
+"""Pairs that simulations count for, where they say what is usual, and excesses that a normal tail counts for."""
 
 WARNED = 1e-3
 """P-value below which an observation is called out of range."""
@@ -84,7 +86,8 @@ class Range(Fitted):
         scale = variance.sqrt().clamp_min(1e-3) * (1 + 1 / count) ** 0.5
         distance = _log_distance(rows, self.mean, self.matrix)
         share = (self.distances >= distance[:, None]).float().mean(1)
-        return torch.maximum(share, _tail((distance - mean) / scale, freedom))
+        normal = torch.maximum(share, _tail((distance - mean) / scale, freedom))
+        return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale)))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
@@ -126,6 +129,21 @@ class RangeCheck:
 def _tail(t: Tensor, freedom: float) -> Tensor:
     """Probability that Student's t exceeds a value."""
     return torch.as_tensor(stats.t.sf(t.double().cpu().numpy(), max(1.0, freedom))).to(t)
+
+
+def _exponential_tail(usual: Tensor, distance: Tensor, scale: float) -> Tensor:
+    """Predictive probability that a log distance exceeds a value, by the excesses of the largest usual ones over the next.
+
+    Excesses are exponential, their rate has a conjugate gamma prior: `PSEUDO_PAIRS` excesses of a normal distribution.
+    """
+    number = len(usual)
+    largest = min(math.ceil(number**0.5), number - 1)
+    values = usual.sort(descending=True).values
+    threshold, quantile = values[largest], stats.norm.isf(largest / number)
+    excess = scale * (stats.norm.pdf(quantile) * number / largest - quantile)
+    total = PSEUDO_PAIRS * excess + (values[:largest] - threshold).sum()
+    above = (distance - threshold).clamp_min(0) / total
+    return largest / number * (1 + above) ** -(PSEUDO_PAIRS + largest)
 
 
 def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:

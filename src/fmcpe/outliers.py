@@ -1,7 +1,7 @@
 r"""Calibration pairs whose y is unlike what their θ gives in all other pairs.
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
-regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its leave-one-out residuals
+regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
 whitened by their weighted covariance. A wrong pair loses its weight, so it hides neither itself nor another.
 
 The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
@@ -12,8 +12,8 @@ Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
 Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
 a pair with the median residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
 
-`Stack` leaves a pair with p < 0.001 out of the training rows of its candidates, by the p-values among these rows alone, and out
-of the mean that its weights minimise. Everything that is reported counts all pairs.
+`Stack` leaves a pair with p < 0.03/n out of the n training rows of its candidates, by the p-values among these rows alone, and
+out of the mean that its weights minimise. Everything that is reported counts all pairs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.extrapolation import WARNED, whitening
+from fmcpe.extrapolation import whitening
 from fmcpe.problem import Problem, groups_of
 
 FEWEST = 8
 """Pairs below which nothing is said of any."""
+
+LEVEL = 0.03
+"""Family-wise level of outliers among the training rows."""
 
 MANY = 256
 """Numbers of a summary above which a decomposition of all of them takes longer than a fit."""
@@ -38,7 +41,7 @@ def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True) -> Tenso
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances) >= WARNED]
+    return rows[p_values(*distances) >= LEVEL / len(rows)]
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +129,7 @@ def _leading(rows: Tensor, most: int = 16) -> Tensor:
 def _robust_distances(
     features: Tensor, targets: Tensor, group: Tensor, freedom: float = 4.0, rounds: int = 6
 ) -> tuple[Tensor, Tensor]:
-    """Mahalanobis distances of leave-one-out residuals of a ridge regression with Student-t weights, and within groups."""
+    """Mahalanobis distances of studentised residuals of a ridge regression with Student-t weights, and within groups."""
     number = len(targets)
     size = max(1, min(16, targets.shape[1], number // 3))
     design = torch.cat([features.new_ones(number, 1), features], dim=1)
@@ -135,13 +138,15 @@ def _robust_distances(
     penalised[0] = 1e-9
     distance = within = weight
     for _ in range(rounds):
-        residuals = []
+        fits = []
         for penalty in (1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3):
             weighted = weight[:, None] * design
             gain = torch.linalg.solve(design.T @ weighted + penalty * penalised.diag(), weighted.T)
             leverage = (design * gain.T).sum(1).clamp_max(0.95)
-            residuals.append((targets - design @ (gain @ targets)) / (1 - leverage)[:, None])
-        best = min(residuals, key=lambda each: float(weight @ each.square().sum(1)))
+            residuals = targets - design @ (gain @ targets)
+            left_out = residuals / (1 - leverage)[:, None]
+            fits.append((float(weight @ left_out.square().sum(1)), residuals / (1 - leverage)[:, None].sqrt()))
+        best = min(fits, key=lambda each: each[0])[1]
         best = best - weight @ best / weight.sum()
         whiten = whitening(weight.sqrt()[:, None] * best, size)[1]
         distance, within = ((each @ whiten).norm(dim=1) for each in (best, best - shared_residuals(best, group)))
