@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Every package by version and hash: nothing else is installed, and nothing is looked for to build them with.
 LOCKED := $(PIP) --quiet --require-hashes --no-deps --no-build-isolation --use-pep517
 
-.PHONY: help demo test test-fast test-slow smoke results results-tunnels lint format types docs dist dist-test bench clean
+.PHONY: help demo test test-fast test-slow test-min lock audit smoke results results-tunnels lint format types docs dist dist-test bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -41,6 +41,28 @@ test-fast: $(VENV)/.installed-dev ## The tests for every commit, in a minute or 
 
 test-slow: $(VENV)/.installed-dev ## Long repetitions, load and scores against stored values (half an hour)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
+
+$(VENV)-min/.installed: pyproject.toml .ci/lowest.py
+	@$(PYTHON) -m venv $(VENV)-min
+	@$(PYTHON) .ci/lowest.py > $(VENV)-min/lowest.txt
+	@for file in build torch-cpu; do $(subst $(VENV)/,$(VENV)-min/,$(LOCKED)) -r requirements/$$file.txt || exit 1; done
+	@$(subst $(VENV)/,$(VENV)-min/,$(PIP)) -c $(VENV)-min/lowest.txt -e '.[chambers,dask,files,arviz]' pytest pytest-xdist hypothesis
+	@touch $@
+
+test-min: $(VENV)-min/.installed ## The fast tests with the lowest versions that pyproject.toml allows
+	$(VENV)-min/bin/python -m pytest -n auto --dist worksteal -m "not slow and not nightly"
+
+$(VENV)-tools/.installed:
+	@$(PYTHON) -m venv $(VENV)-tools
+	@$(VENV)-tools/bin/python -m pip install --quiet --disable-pip-version-check uv pip-audit
+	@touch $@
+
+lock: $(VENV)-tools/.installed ## Write requirements/*.txt again, with hashes
+	$(VENV)-tools/bin/python .ci/lock.py
+
+audit: $(VENV)-tools/.installed ## Look up known vulnerabilities of the locked packages (asks a public service)
+	cat requirements/build.txt requirements/torch.txt requirements/demo.txt requirements/test.txt > $(VENV)-tools/all.txt
+	$(VENV)-tools/bin/pip-audit --disable-pip --require-hashes -r $(VENV)-tools/all.txt
 
 smoke: $(VENV)/.installed-dev ## Every experiment with tiny budgets, and its report: does everything run?
 	rm -rf fmcpe-smoke
@@ -91,4 +113,4 @@ bench: $(VENV)/.installed ## Print the benchmark tables (long)
 	$(BIN)/python benchmarks/harm.py
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels fmcpe-zoo site dist build
+	rm -rf $(VENV) $(VENV)-min $(VENV)-tools .pytest_cache .mypy_cache .ruff_cache fmcpe-demo fmcpe-bench fmcpe-smoke fmcpe-quick fmcpe-tunnels fmcpe-zoo site dist build

@@ -11,6 +11,7 @@ from torch.distributions import Beta, Normal
 
 import fmcpe
 from fmcpe import FMCPE, Stack, candidates
+from fmcpe.serialization.container import FORMAT, to_bytes
 
 SMALL = Stack(
     [
@@ -76,6 +77,12 @@ def test_draws_and_intervals_are_equal(case, base, pairs, tmp_path):
     torch.manual_seed(2)
     posterior = case(base, pairs)
     assert_same(posterior, fmcpe.load(posterior.save(tmp_path / "run.fmcpe")), Y)
+
+
+def test_the_same_posterior_gives_the_same_bytes():
+    """Stores compare files by their checksum."""
+    found = {to_bytes({"format": FORMAT}, {"a": torch.ones(2), "b": torch.zeros(3)}) for _ in range(20)}
+    assert len(found) == 1
 
 
 def test_a_function_as_base_posterior(pairs, tmp_path):

@@ -38,9 +38,15 @@ def digest(manifest: str, tensors: dict[str, Tensor]) -> str:
 
 
 def to_bytes(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
-    """The file of a manifest and its tensors."""
+    """The file of a manifest and its tensors, the same bytes each time."""
     text = json.dumps(manifest)
-    return tensors_to_bytes(tensors, metadata={"fmcpe": text, "sha256": digest(text, tensors)})
+    content = tensors_to_bytes(tensors, metadata={"fmcpe": text, "sha256": digest(text, tensors)})
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # safetensors writes them in any order
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)  # tensors start at a multiple of eight bytes
+    return len(head).to_bytes(8, "little") + head + content[8 + size :]
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
