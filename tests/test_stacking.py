@@ -86,6 +86,25 @@ def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embeddi
         assert not torch.equal(other, same)
 
 
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_member_does_not_depend_on_outliers_of_the_fold_it_is_scored_on(base_with_embedding, name):
+    """An outlier of a fold leaves the rows of all other members; the member that is scored on the fold keeps its bits."""
+    problem = problem_of(base_with_embedding, 0)
+    with seeded(2):
+        folds = split_pairs(problem.theta, 3, 1)
+    outlier = (folds[0] == 1).nonzero()[0, 0]
+    rows = training_rows(problem, folds, False)
+    fewer = [[each if k == 1 else each[each != outlier] for k, each in enumerate(rows[0])]]
+    draws = []
+    for some in (rows, fewer):
+        member = cross_fit(CANDIDATES[name], problem, folds, some, 8, seed=3).members[
+            -2 if CANDIDATES[name].uses_pairs else 0
+        ]
+        with seeded(4):
+            draws.append(member.sample(problem.y[:5], 16))
+    assert torch.equal(*draws)
+
+
 # ---------------------------------------------------------------------- weights
 
 

@@ -2,7 +2,7 @@ r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y)
 1 - λ = (1 - λ_x)(1 - λ_v)(1 - λ_θ).
 
 **Data.** The distance of an observation is that of its summary to the mean of the pairs' summaries, in the metric of their
-shrunk covariance. The leave-one-out distances of the pairs say what is usual: with p the p-value of the log distance under
+shrunk covariance. The leave-one-out distances of the pairs are the reference: with p the p-value of the log distance under
 their Student-t predictive distribution, or under an exponential tail of the ⌈√N⌉ largest (a Pareto tail of the distance; Hill,
 1975), or the share of pairs that are as far, whichever is largest, λ_x = p_0 / (p_0 + p). Few pairs say little of it;
 simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of the simulator does not
@@ -38,7 +38,7 @@ from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spread import share_needed, spreads
 
 PSEUDO_PAIRS = 4
-"""Pairs that simulations count for, where they say what is usual, and excesses that a normal tail counts for."""
+"""Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
 
 WARNED = 1e-3
 """P-value below which an observation is called out of range."""
@@ -217,20 +217,37 @@ class WithinRange(Posterior):
 
     @classmethod
     def of(
-        cls, inner: Posterior, problem: Problem, half: float, draws: Tensor | None = None, simulations: int = 300
+        cls,
+        inner: Posterior,
+        problem: Problem,
+        half: float,
+        draws: Tensor | None = None,
+        rows: Tensor | None = None,
+        simulations: int = 300,
     ) -> WithinRange:
-        """With what is usual among the pairs of a problem and among some simulations; `draws` for the pairs in z, (N, S, p)."""
+        """The range of a problem's pairs.
+
+        Args:
+            inner: The posterior.
+            problem: The pairs and all else.
+            half: p_0.
+            draws: Of the posterior for the pairs, in z, (N, S, p).
+            rows: Pairs that are no outliers; all if None.
+            simulations: Number of simulations to compare with.
+        """
+        rows = torch.arange(len(problem), device=problem.z.device) if rows is None else rows
+        seen, z = problem.seen[rows].flatten(1), problem.z[rows]
         bank = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
         simulated = None if bank is None else Range.of(bank)
-        usual = Range.of(problem.seen.flatten(1), bank)
+        usual = Range.of(seen, bank)
         out = cls(inner, usual, simulated, half, problem).to(problem.z.device)
         if draws is not None:
-            out.typical = spreads(draws, problem.space).median(0).values.tolist()
-        number, tails = len(problem), torch.tensor([0.01, 0.99], device=problem.pool.device)
+            out.typical = spreads(draws[rows], problem.space).median(0).values.tolist()
+        number, tails = len(z), torch.tensor([0.01, 0.99], device=problem.pool.device)
         low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
         # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
-        scale = ((1 + 1 / number) * problem.z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
-        out.measured = torch.stack([problem.z.mean(0), scale, low, high])
+        scale = ((1 + 1 / number) * z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
+        out.measured = torch.stack([z.mean(0), scale, low, high])
         return out
 
     def share_of_prior(self, y: Tensor) -> Tensor:

@@ -1,19 +1,19 @@
-r"""Calibration pairs whose y is unlike what their θ gives in all other pairs.
+r"""Outlying calibration pairs: y is improbable given θ, under a robust regression on all pairs.
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
 regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
 whitened by their weighted covariance. A wrong pair loses its weight, so it hides neither itself nor another.
 
-The distances of all pairs say what is far. Cube roots of squared distances are nearly normal (Wilson and Hilferty, 1931), so
-they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs. Where their upper
-tenth is wider than that, because the noise depends on θ or has heavy tails, it sets the scale (as in boxplots for skewed data,
-Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
+The reference distribution is that of all pairs' distances. Cube roots of squared distances are nearly normal (Wilson and
+Hilferty, 1931), so they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs.
+Where their upper tenth is wider than that, because the noise depends on θ or has heavy tails, it sets the scale (as in
+boxplots for skewed data, Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
 
 Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
 a pair with the median residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
 
 `Stack` leaves a pair with p < 0.03/n out of the n training rows of its candidates, by the p-values among these rows alone, and
-out of the mean that its weights minimise. Everything that is reported counts all pairs.
+out of the mean that its weights minimise, and of the range of the pairs. Everything that is reported counts all pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fmcpe.extrapolation import whitening
 from fmcpe.problem import Problem, groups_of
 
 FEWEST = 8
-"""Pairs below which nothing is said of any."""
+"""Smallest number of pairs for which outliers are looked for."""
 
 LEVEL = 0.03
 """Family-wise level of outliers among the training rows."""

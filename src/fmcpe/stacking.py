@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fmcpe._checks import check_numbers
+from fmcpe._checks import check_numbers, check_option
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
@@ -215,7 +215,15 @@ class Stack:
                 f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
                 "FineTuned()])."
             )
+        wrong = [candidate for candidate in self.candidates if not isinstance(candidate, Candidate)]
+        if wrong:
+            raise TypeError(
+                f"Expected candidates, got {wrong[0]!r}. Pass objects, e.g. Stack([Prior(), Uncorrected()])."
+            )
         check_numbers(self, {"folds": 2, "draws": 2})
+        for share in ("out_of_range", "smallest"):
+            check_option(self, share, getattr(self, share) < 1, "a number between 0 and 1")
+        check_option(self, "robust", isinstance(self.robust, bool), "True or False")
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
@@ -256,7 +264,7 @@ class Stack:
         held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
-            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out),
+            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, kept),
             names,
             weights,
             torch.stack([distances.scores(row).mean() for row in torch.eye(len(names)).to(weights)]),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._checks import check_numbers
-from fmcpe._random import seeded
+from fmcpe._random import derive, seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
 from fmcpe.spaces import ParameterSpace
@@ -43,7 +43,7 @@ class Shared:
 
 
 class Remembered:
-    """What was computed for the last observations: a density is asked about the same ones many times."""
+    """Cache for the last observations: a density is evaluated for the same ones many times."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
@@ -255,6 +255,21 @@ def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
 def clipped(features: Tensor, limit: float = 4.0) -> Tensor:
     """Standardised features, clipped to `limit` standard deviations to prevent extrapolation."""
     return features.clamp(-limit, limit)
+
+
+def split_each(subsets: Sequence[Tensor], theta: Tensor, share: float) -> tuple[list[Tensor], list[Tensor]]:
+    """Training and validation rows of each member, from a generator of its own: no split depends on another member's rows."""
+    seed = int(torch.randint(2**31, ()))
+    splits = []
+    for member, rows in enumerate(subsets):
+        with seeded(derive(seed, member)):
+            splits.append(split_rows(rows, theta, share))
+    return [each[0] for each in splits], [each[1] for each in splits]
+
+
+def tiled(subsets: Sequence[Tensor], size: int) -> Tensor:
+    """Row numbers of all members as one matrix, (K, size): each repeats its own."""
+    return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
 
 
 def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tensor]:

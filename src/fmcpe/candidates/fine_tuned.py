@@ -4,13 +4,14 @@ r"""The base estimator fine-tuned on the pairs, embedding included where there i
 
 Each member goes on training from the base posterior's weights on its own rows, and stops early on a part of them that it does
 not train on. Replayed simulations keep what they taught; where the base posterior was trained with domain randomisation, they
-are randomised too, and y is taken to be rough. All members take their steps as one batch of
-networks.
+are randomised too, and y is assigned a distortion level. All members take their steps as one batch of networks; nothing that
+they share, random numbers included, depends on which rows a member has.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fmcpe.base_posteriors.adapters import DensityBase
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels
-from fmcpe.candidates.base import Candidate, Shared, Transported, split_rows
+from fmcpe.candidates.base import Candidate, Shared, Transported, split_each
 from fmcpe.nn.embeddings import level_aware_part
 from fmcpe.nn.estimators import stack, unstacked
 from fmcpe.nn.training import descend
@@ -56,16 +57,16 @@ class FineTuned(Candidate):
 
     Args:
         steps: Gradient steps, at least.
-        epochs: Passes over a member's rows, at least.
+        epochs: Passes over the pairs without the validation share, at least.
         learning_rate: Peak of one cycle.
         batch_size: Pairs per step.
         replay: Simulations per step.
         validation: Share of a member's rows that stop it early.
-        level: Roughness that real data are taken to have, by a base posterior that knows of it.
+        level: Distortion level assigned to real data, where the base posterior is conditioned on it.
     """
 
     steps: int = 200
-    epochs: int = 30
+    epochs: int = 24
     learning_rate: float = 5e-3
     batch_size: int = 32
     replay: int = 16
@@ -84,12 +85,11 @@ class FineTuned(Candidate):
         estimator, rough = problem.base.estimator, level_aware_part(problem.base.estimator) is not None
         theta, y, number = problem.space.to_theta(problem.z), problem.y, len(subsets)
         members = stack(estimator, number, self.level)
-        splits = [split_rows(rows, problem.theta, self.validation) for rows in subsets]
-        training, validation = [s[0] for s in splits], [s[1] for s in splits]
-        size = max(map(len, validation))
+        training, validation = split_each(subsets, problem.theta, self.validation)
+        size = max(math.ceil(self.validation * len(problem)), *map(len, validation))
         held_out = torch.stack([torch.cat([rows, rows[:1].expand(size - len(rows))]) for rows in validation])
         counts = torch.stack([(torch.arange(size, device=y.device) < len(rows)).float() for rows in validation])
-        scale = float((y if problem.bank_x is None else problem.bank_x).std())
+        scale = 1.0 if problem.bank_x is None else float(problem.bank_x.std())
         replayed = 0 if problem.bank_x is None else self.replay
 
         def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -115,7 +115,7 @@ class FineTuned(Candidate):
         def loss(step: int) -> Tensor:
             return members(*batch()).mean(1)
 
-        steps = max(self.steps, -(-self.epochs * max(map(len, training)) // self.batch_size))
+        steps = max(self.steps, math.ceil(self.epochs * (1 - self.validation) * len(problem) / self.batch_size))
         (best,) = descend([members], loss, steps, self.learning_rate, validate=validated)
         tuned = [unstacked(one, estimator) for one in members.members(best)]
         return [FineTunedPosterior(problem.base, problem.space, one.requires_grad_(False)) for one in tuned]

@@ -15,6 +15,7 @@ anew every few steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,16 @@ from torch import Tensor
 
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.candidates.base import Candidate, Shared, Transported, base_of, clipped, log_probs_of_sources, split_rows
+from fmcpe.candidates.base import (
+    Candidate,
+    Shared,
+    Transported,
+    base_of,
+    clipped,
+    log_probs_of_sources,
+    split_each,
+    tiled,
+)
 from fmcpe.flows.matching import Field, at, carry, matching_loss, unstacked, untrained_fields
 from fmcpe.flows.solvers import Solver
 from fmcpe.nn.ensemble import Stacked
@@ -153,12 +163,6 @@ def _stacked(name: str, members: Sequence[JointFlowed]) -> Stacked:
     return Stacked([getattr(member, name) for member in members], natively=True)
 
 
-def tiled(subsets: Sequence[Tensor]) -> Tensor:
-    """Row numbers of all members as one matrix, (K, n): members with fewer rows repeat their first ones."""
-    size = max(map(len, subsets))
-    return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
-
-
 @dataclass(frozen=True)
 class JointFlow(Candidate):
     """The paper's joint flow matching.
@@ -194,8 +198,8 @@ class JointFlow(Candidate):
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[JointFlowed]:
         assert problem.x is not None
         base, space, number, solver = problem.summarised, problem.space, len(subsets), Solver("midpoint", 4)
-        rows = tiled(subsets)
-        size, member = rows.shape[1], torch.arange(number)[:, None]
+        rows, size = tiled(subsets, len(problem)), len(problem)
+        member = torch.arange(number)[:, None]
         bank, x = problem.bank_seen, problem.x
         x_scales = [Standardiser(x[index].flatten(0, 1) if bank is None else bank) for index in subsets]
         y_scales = [FlatStandardiser(problem.seen[index]) for index in subsets]
@@ -204,10 +208,12 @@ class JointFlow(Candidate):
         z1, dim = problem.z[rows], y.shape[2]
         u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number, y.device) for moved in (dim, space.dim))
         copies, pool = max(1, 2000 // (number * size)), torch.empty(0)
-        places = [
-            split_rows(torch.arange(len(index), device=index.device), problem.theta[index], self.validation)
-            for index in subsets
-        ]
+        training, validation = (
+            [
+                (index == each[:, None]).nonzero()[:, 1] for index, each in zip(subsets, part, strict=True)
+            ]  # their places
+            for part in split_each(subsets, problem.theta, self.validation)
+        )
 
         def draw_pool() -> Tensor:
             """z_0 for every row of every member, (K, n, copies, p), with u_X as it is now."""
@@ -221,7 +227,7 @@ class JointFlow(Candidate):
             nonlocal pool
             if step % self.refresh == 0:
                 pool = draw_pool()
-            return joint_loss(torch.stack([t[torch.randint(len(t), (self.batch_size,))] for t, _ in places]))
+            return joint_loss(torch.stack([t[torch.randint(len(t), (self.batch_size,))] for t in training]))
 
         def joint_loss(picked: Tensor) -> Tensor:
             """Of some rows of each member, (K, B) -> (K,)."""
@@ -237,8 +243,7 @@ class JointFlow(Candidate):
             with seeded(0):  # the same noise and times at every look
                 return joint_loss(held_out)
 
-        held_out = tiled([v for _, v in places])
-        held_out = held_out.repeat(1, -(-256 // held_out.shape[1]))
+        held_out = tiled(validation, max(256, math.ceil(self.validation * size)))
         pool = draw_pool()
         best = descend([u_x, u_theta], loss, self.steps, self.learning_rate, validate=validate, clip=1.0)
         parts = zip(x_scales, y_scales, unstacked(u_x, best[0]), unstacked(u_theta, best[1]), strict=True)

@@ -249,7 +249,7 @@ class SyntheticLikelihood(Candidate):
     def _fit(
         self, problem: Problem, rows: Tensor, kinds: Sequence[Features], emulator: Emulator | None
     ) -> SyntheticPosterior:
-        """The regression of highest evidence, with a vague prior, or with one that says what simulations say."""
+        """The regression of highest evidence, with a vague prior, or with the simulator's mean and noise as prior."""
         directions, z = Directions.of(problem.y[rows], self.directions), problem.z[rows]
         targets = directions(problem.y[rows])
         fits = [(fit_conjugate(kind(z), targets, kind.order), kind) for kind in kinds]
