@@ -299,7 +299,9 @@ def test_draws_are_the_same_in_every_file(tmp_path):
         assert np.array_equal(file["theta"], draws.theta)
         assert file["names"].tolist() == list(NAMES) and file["out_of_range"].tolist() == [False, True, False]
     table = read_table(draws.save(tmp_path / "draws.csv"))
-    assert list(table.columns) == ["observation", "draw", *NAMES] and table.text("observation")[50] == "b"
+    assert list(table.columns) == ["observation", "draw", *NAMES, "p_value", "out_of_range"]
+    assert table.text("observation")[50] == "b" and table.numbers("p_value")[50] == 1e-9
+    assert table.numbers("out_of_range").reshape(3, 50).mean(1).tolist() == [0, 1, 0]
     assert table.numbers("mass") == pytest.approx(draws.theta[..., 0].reshape(-1), rel=1e-6)
     frame = draws.to_dataframe()
     assert np.array_equal(frame["length"].to_numpy(), draws.theta[..., 1].reshape(-1))
@@ -323,8 +325,8 @@ def test_the_summary_of_draws_names_what_is_out_of_range():
     text = drawn().summary()
     low, high = np.quantile(drawn().theta[0, :, 0], [0.05, 0.95])
     assert f"[{low:.4g}, {high:.4g}]" in text and "OUT OF RANGE" in text.splitlines()[2]
-    assert "1 of 3 observations (b)" in text
+    assert "1 of 3 observation(s) are out of range (b; p < 0.001; about 0.003 expected by chance)" in text
     many = Draws(np.zeros((30, 5, 1)), ("m",), tuple(map(str, range(30))), np.full(30, np.nan))
     assert "... and 10 more" in many.summary() and "keeps no pairs" in many.summary()
     usual = Draws(np.zeros((2, 5, 1)), ("m",), ("1", "2"), np.array([0.4, 0.002]))
-    assert "All 2 observation(s) are like" in usual.summary()
+    assert "None of 2 observation(s) is called out of range (p < 0.001)." in usual.summary()
