@@ -95,8 +95,9 @@ class Draws:
             return f"None of {number} observation(s) is called out of range (p < 0.001)."
         which = ", ".join(label for label, far in zip(self.observations, out, strict=True) if far)
         return (
-            f"{int(out.sum())} of {number} observation(s) are out of range ({which}; p < 0.001; about {number / 1000:g} expected "
-            "by chance). There the answer moves to the prior. Check units and order of their numbers, or measure pairs like them."
+            f"{int(out.sum())} of {number} observation(s) are out of range ({which}; p < 0.001; about {number / 1000:g} "
+            "expected by chance). There the answer moves to the prior. Check units and order of their numbers, or measure "
+            "pairs like them."
         )
 
     def save(self, path: str | Path) -> Path:
