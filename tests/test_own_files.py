@@ -219,6 +219,10 @@ WRONG = {
     "no names": (["1.5", "2"], [[1, 2]], ["a line of names first", "got numbers"]),
     "twice": (["mass", "mass"], [[1, 2]], ["different names of columns", "'mass' 2 times"]),
     "row numbers": (["", *NAMES, "r_1"], [[0, 1, 2, 3]], ["none for column 1 of 4", "index=False"]),
+    "line break": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2, '"3\n"'], [1, 2, 3]], ["in one line", "goes on after line 3"]),
+    "open quote": ([*NAMES, "r_1"], [[1, 2, '"3'], *[[1, 2, 3]] * 30_000], ["in one line", "goes on after line 2"]),
+    "numpy's header": (["# mass", "length"], [[1, 2]] * 2, ["names first", "got numbers: 1,2", "'# mass,length'"]),
+    "numpy's header, one row": (["# mass", "length"], [[1, 2]], ["line of names", "'# mass,length'", 'comments=""']),
     "nothing": ([*NAMES], [], ["a line of names and one line per row", "got 1"]),
 }
 
@@ -230,6 +234,20 @@ def test_a_wrong_table_is_answered_by_file_column_and_an_example(tmp_path, case)
     with pytest.raises(ValueError, match="Expected") as refused:
         read_pairs(path, NAMES)
     assert all(word in str(refused.value) for word in [*words, "pairs.csv"]), str(refused.value)
+
+
+@pytest.mark.parametrize("number", [5, 12, 40])
+def test_the_example_has_every_column_or_says_that_there_are_more(tmp_path, number):
+    columns = [f"r_{k}" for k in range(number)]
+    path = write_csv(tmp_path / "y.csv", ["r_0"], [[1], [2]])
+    with pytest.raises(ValueError, match="no 'r_1'") as refused:
+        read_observations(path, columns, (number,))
+    example = str(refused.value).split("Write e.g.\n")[1]
+    if number > 12:
+        assert all(line.endswith(",...") for line in example.splitlines())
+    else:
+        path.write_text(example)
+        assert read_observations(path, columns, (number,))[1].shape == (1, number)
 
 
 def test_other_wrong_files_are_named(tmp_path):
