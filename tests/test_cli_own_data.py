@@ -88,10 +88,11 @@ def test_the_next_commands_that_init_prints_are_those_of_the_help(example, tmp_p
 def test_the_example_of_sample_runs_and_names_the_observation_that_is_out_of_range(folder, capsys):
     assert main(shlex.split(COMMANDS["sample"].EXAMPLES[0])[1:]) == 0
     out = capsys.readouterr().out
-    assert "1 of 6 observations (fahrenheit)" in out
+    assert "1 of 6 observation(s) are out of range (fahrenheit; p < 0.001" in out
     assert [line.split()[0] for line in out.splitlines()[1:7]] == [*(f"run-{k}" for k in range(1, 6)), "fahrenheit"]
     table = read_table("draws.csv")
-    assert list(table.columns) == ["observation", "draw", "bath_temperature", "time_constant"]
+    parameters = ["bath_temperature", "time_constant"]
+    assert list(table.columns) == ["observation", "draw", *parameters, "p_value", "out_of_range"]
     assert len(table.text("observation")) == 6 * 1000
     truth = read_table("truth.csv").numbers("bath_temperature")
     medians = np.median(table.numbers("bath_temperature").reshape(6, 1000), axis=1)

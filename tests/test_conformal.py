@@ -60,6 +60,10 @@ def test_intervals_hold_new_observations(posteriors, tmp_path):
     together = posterior.interval(0.8, x=y, joint=True)
     assert bool((together.low <= found.low + 1e-6).all()) and bool((together.high >= found.high - 1e-6).all())
     one = posterior.interval(0.8, x=y[0])
+    head, *rows = str(posterior.interval(0.8, x=y[:3])).splitlines()[:-1]
+    assert head.split() == list(posterior.names) and len(rows) == 3
+    at = head.index(posterior.names[1])  # a column begins below its name
+    assert all(row[0] == row[at] == "[" for row in rows)
     assert one.low.shape == (2,) and "probability at least 0.8" in str(one) and "exchangeable" in one.guarantee
     assert bool(posterior.space.contains(torch.cat([found.low, found.high])).all())
     again = fmcpe.load(posterior.save(tmp_path / "a.fmcpe")).interval(0.8, x=y[0])

@@ -2,11 +2,14 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import PRIOR, simulate
+from sbi.utils import MultipleIndependent
+from torch.distributions import Gamma, Normal
 
 import fmcpe
 
@@ -30,6 +33,16 @@ def test_one_observation(posteriors):
     assert np.array_equal(np.asarray(group(found, "observed_data")["y"]), Y[0].numpy())
     assert group(found, "prior")[posterior.names[0]].shape == (1, 50)
     assert group(found, "posterior").attrs["inference_library"] == "fmcpe"
+
+
+def test_a_prior_of_mixed_families(posteriors, monkeypatch):
+    posterior = posteriors("npe")
+    mixed = MultipleIndependent([Normal(torch.tensor([5.0]), torch.tensor([0.1])), Gamma(torch.ones(1), torch.ones(1))])
+    monkeypatch.setattr(posterior, "shared", replace(posterior.shared, target_prior=mixed))
+    prior = group(posterior.to_arviz(Y[0], num_samples=500, chains=2, seed=0), "prior")
+    first, second = (np.asarray(prior[name]) for name in posterior.names)
+    assert first.shape == second.shape == (1, 500)
+    assert abs(float(first.mean()) - 5) < 0.05 and float(second.min()) > 0
 
 
 def test_a_batch_and_simulations(posteriors):

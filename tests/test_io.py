@@ -162,9 +162,13 @@ def test_loading_leaves_the_generator_alone(posteriors, tmp_path):
 def test_what_is_not_a_file_of_ours_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"posterior\.save"):
         fmcpe.load(tmp_path / "absent")
-    junk = tmp_path / "junk"
-    junk.write_bytes(b"\x00" * 100)
-    with pytest.raises(ValueError, match="Expected a whole file"):
+    junk = tmp_path / "junk.csv"
+    for content in (b"\x00" * 100, b"mass,length,r_1\n1,2,3\n"):
+        junk.write_bytes(content)
+        with pytest.raises(fmcpe.FileError, match=r"a model saved by fmcpe, got .*junk.csv .*Did you swap the files\?"):
+            fmcpe.load(junk)
+    junk.write_bytes(b"mass")
+    with pytest.raises(fmcpe.FileError, match=r"a whole file .*its header is longer than the file"):
         fmcpe.load(junk)
     save_file({"a": torch.zeros(1)}, tmp_path / "tensors")
     with pytest.raises(ValueError, match="no fmcpe manifest"):
@@ -185,10 +189,10 @@ def test_a_pickle_is_never_run(tmp_path):
 
     path = tmp_path / "run.fmcpe"
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match="Expected a whole file"):
+    with pytest.raises(ValueError, match="Did you swap"):
         fmcpe.load(path)
     torch.save(Bomb(), path)
-    with pytest.raises(ValueError, match="Expected a whole file"):
+    with pytest.raises(ValueError, match="Did you swap"):
         fmcpe.load(path)
     assert not (tmp_path / "boom").exists()
 

@@ -219,6 +219,10 @@ WRONG = {
     "no names": (["1.5", "2"], [[1, 2]], ["a line of names first", "got numbers"]),
     "twice": (["mass", "mass"], [[1, 2]], ["different names of columns", "'mass' 2 times"]),
     "row numbers": (["", *NAMES, "r_1"], [[0, 1, 2, 3]], ["none for column 1 of 4", "index=False"]),
+    "line break": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2, '"3\n"'], [1, 2, 3]], ["in one line", "goes on after line 3"]),
+    "open quote": ([*NAMES, "r_1"], [[1, 2, '"3'], *[[1, 2, 3]] * 30_000], ["in one line", "goes on after line 2"]),
+    "numpy's header": (["# mass", "length"], [[1, 2]] * 2, ["names first", "got numbers: 1,2", "'# mass,length'"]),
+    "numpy's header, one row": (["# mass", "length"], [[1, 2]], ["line of names", "'# mass,length'", 'comments=""']),
     "nothing": ([*NAMES], [], ["a line of names and one line per row", "got 1"]),
 }
 
@@ -230,6 +234,20 @@ def test_a_wrong_table_is_answered_by_file_column_and_an_example(tmp_path, case)
     with pytest.raises(ValueError, match="Expected") as refused:
         read_pairs(path, NAMES)
     assert all(word in str(refused.value) for word in [*words, "pairs.csv"]), str(refused.value)
+
+
+@pytest.mark.parametrize("number", [5, 12, 40])
+def test_the_example_has_every_column_or_says_that_there_are_more(tmp_path, number):
+    columns = [f"r_{k}" for k in range(number)]
+    path = write_csv(tmp_path / "y.csv", ["r_0"], [[1], [2]])
+    with pytest.raises(ValueError, match="no 'r_1'") as refused:
+        read_observations(path, columns, (number,))
+    example = str(refused.value).split("Write e.g.\n")[1]
+    if number > 12:
+        assert all(line.endswith(",...") for line in example.splitlines())
+    else:
+        path.write_text(example)
+        assert read_observations(path, columns, (number,))[1].shape == (1, number)
 
 
 def test_other_wrong_files_are_named(tmp_path):
@@ -299,7 +317,9 @@ def test_draws_are_the_same_in_every_file(tmp_path):
         assert np.array_equal(file["theta"], draws.theta)
         assert file["names"].tolist() == list(NAMES) and file["out_of_range"].tolist() == [False, True, False]
     table = read_table(draws.save(tmp_path / "draws.csv"))
-    assert list(table.columns) == ["observation", "draw", *NAMES] and table.text("observation")[50] == "b"
+    assert list(table.columns) == ["observation", "draw", *NAMES, "p_value", "out_of_range"]
+    assert table.text("observation")[50] == "b" and table.numbers("p_value")[50] == 1e-9
+    assert table.numbers("out_of_range").reshape(3, 50).mean(1).tolist() == [0, 1, 0]
     assert table.numbers("mass") == pytest.approx(draws.theta[..., 0].reshape(-1), rel=1e-6)
     frame = draws.to_dataframe()
     assert np.array_equal(frame["length"].to_numpy(), draws.theta[..., 1].reshape(-1))
@@ -323,8 +343,8 @@ def test_the_summary_of_draws_names_what_is_out_of_range():
     text = drawn().summary()
     low, high = np.quantile(drawn().theta[0, :, 0], [0.05, 0.95])
     assert f"[{low:.4g}, {high:.4g}]" in text and "OUT OF RANGE" in text.splitlines()[2]
-    assert "1 of 3 observations (b)" in text
+    assert "1 of 3 observation(s) are out of range (b; p < 0.001; about 0.003 expected by chance)" in text
     many = Draws(np.zeros((30, 5, 1)), ("m",), tuple(map(str, range(30))), np.full(30, np.nan))
     assert "... and 10 more" in many.summary() and "keeps no pairs" in many.summary()
     usual = Draws(np.zeros((2, 5, 1)), ("m",), ("1", "2"), np.array([0.4, 0.002]))
-    assert "All 2 observation(s) are like" in usual.summary()
+    assert "None of 2 observation(s) is called out of range (p < 0.001)." in usual.summary()

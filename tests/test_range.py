@@ -51,6 +51,24 @@ def test_simulations_complete_few_pairs(number):
     assert float((usual.p_values(near) < 1e-3).double().mean()) < 0.02
 
 
+def test_check_draws_and_warnings_call_the_same_observations_out_of_range(posteriors):
+    """One observation of many, at a p-value just below 0.001: adjusted for their number it would pass."""
+    posterior = posteriors("default")
+    with seeded(0):
+        y = observe(PRIOR.sample((100,)))
+    ray = y[:1] + torch.linspace(0, 30, 3001)[:, None]
+    p = posterior.check(ray).pairs
+    barely = ray[(p < 1e-3) & (p > 5e-4)][:1]
+    y = torch.cat([y[posterior.check(y).pairs > 0.01], barely])
+    found = posterior.check(y).out_of_range
+    assert found.tolist() == [False] * (len(y) - 1) + [True]
+    draws = posterior.draws(5, y, seed=0)
+    assert draws.out_of_range.tolist() == found.tolist()
+    assert f"1 of {len(y)} observation(s) are out of range" in draws.range_text()
+    with pytest.warns(FMCPEWarning, match=f"1 of {len(y)} out of range"):
+        posterior.sample_batched((5,), x=y, show_progress_bars=False)
+
+
 def test_out_of_range_the_answer_is_as_wide_as_at_a_typical_pair(posteriors):
     """Along rays out of the pairs, wherever `sample` warns: standard deviations and central 68 % intervals."""
     posterior = posteriors("default")

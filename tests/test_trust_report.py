@@ -4,14 +4,19 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import fields
 from html.parser import HTMLParser
 
 import pytest
 import torch
 from conftest import PRIOR, observe, simulate
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fmcpe
 from fmcpe import FMCPE, Stack, candidates, diagnostics
+from fmcpe.diagnostics.cross_validated import calibration_of_draws
+from fmcpe.diagnostics.report import figures
+from fmcpe.diagnostics.report.content import LEVELS, Content
 from fmcpe.diagnostics.report.sections import SECTIONS
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -52,6 +57,32 @@ def test_every_section_is_there_and_nothing_is_fetched(written):
     assert "script" not in page.tags and not re.search(r"""(src|href)=["']?(https?:)?//""", text)
     assert "svg" in page.tags and page.unlabelled == 0
     assert written[1].stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize(("number", "word"), [(30, "no fault seen"), (200, "calibrated")])
+def test_the_table_calls_a_parameter_calibrated_only_where_the_headline_does(number, word):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(number, 2, generator=generator)
+    truth, draws = (mean + torch.randn(*size, number, 2, generator=generator) for size in ((), (64,)))
+    found = calibration_of_draws(draws.movedim(0, 1), truth, None, ("a", "b"))
+    curve = diagnostics.coverage(draws, truth, levels=LEVELS, region=None, names=("a", "b"))
+    section = {key: write for key, _, write in SECTIONS}["calibration"]
+    others = dict.fromkeys(field.name for field in fields(Content))
+    text = section(Content(**others | {"calibration": found, "curve": curve}))
+    assert found.verdict.startswith("Calibrated") == (word == "calibrated")
+    assert re.findall(r'<td class="text">([^<]*)</td>', text) == [word] * 2
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_labels_of_the_weights_stay_inside_their_figure(number):
+    figure = figures.weights(
+        [f"a_candidate_of_mine_{k}" for k in range(number)], [1 / number] * number, [1.0] * number, 1.0
+    )
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        label = axes.xaxis.label.get_window_extent(canvas.get_renderer())
+        assert label.x0 >= 0 and label.x1 <= figure.bbox.x1 and label.y0 >= 0
 
 
 def test_numbers_beside_the_page(written):

@@ -97,7 +97,8 @@ class Exports:
             )
         draws = posterior.draws(chains * num_samples, y, labels=labels, seed=derive(seed, "posterior"))
         with seeded(derive(seed, "prior")):
-            prior = posterior.shared.target_prior.sample(torch.Size((1, num_samples))).cpu().numpy()
+            # one dimension, as sbi's priors of mixed families want it
+            prior = posterior.shared.target_prior.sample(torch.Size((num_samples,)))[None].cpu().numpy()
         theta = draws.theta.reshape(len(y), chains, num_samples, -1).transpose(
             1, 2, 0, 3
         )  # (chain, draw, observation, p)

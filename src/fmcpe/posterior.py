@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.potentials.base_potential import BasePotential
-from scipy import stats
 from torch import Tensor
 
 from fmcpe._ambient import settled
@@ -31,7 +30,7 @@ from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.export import Exports
-from fmcpe.extrapolation import RangeCheck, WithinRange
+from fmcpe.extrapolation import WARNED, RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
 from fmcpe.record import HeldOut, Record
@@ -199,19 +198,16 @@ class CorrectedPosterior(Exports, NeuralPosterior):
             return self.inner.check(y)
 
     def _warn_out_of_range(self, y: Tensor) -> None:
-        """Warn once, with the number of observations unlike all pairs; called by public methods.
-
-        P-values are adjusted for their number (Benjamini and Hochberg, 1995): of many usual observations a few are rare.
-        """
+        """Warn once, with the number of observations out of range by the rule of `check`; called by public methods."""
         if not isinstance(self.inner, WithinRange):
             return
         with settled(self.observation_shape.numel()), torch.no_grad():
-            p = self.inner.p_values(y)
-        unlike = stats.false_discovery_control(p.double().cpu().numpy()) < 1e-3
-        if unlike.any():
+            out = self.inner.p_values(y) < WARNED
+        if bool(out.any()):
             warnings.warn(
-                f"Expected observations like the calibration pairs, got {int(unlike.sum())} of {len(y)} that are not "
-                "(adjusted p < 0.001): their answer moves towards the prior. posterior.check(x) says how far.",
+                f"Expected observations like the calibration pairs, got {int(out.sum())} of {len(y)} out of range (p < 0.001; "
+                f"about {len(y) / 1000:g} expected by chance): their answer moves towards the prior. posterior.check(x) says "
+                "how far.",
                 FMCPEWarning,
                 stacklevel=3,
             )

@@ -66,14 +66,18 @@ class Intervals(Promise):
     Args:
         low: Lower ends, (p,) or (B, p).
         high: Upper ends, likewise.
+        names: Of the parameters.
     """
 
     low: Tensor
     high: Tensor
+    names: tuple[str, ...]
 
     def __str__(self) -> str:
-        rows = zip(self.low.reshape(-1, self.low.shape[-1]), self.high.reshape(-1, self.high.shape[-1]), strict=True)
-        lines = ["  ".join(f"[{a:.4g}, {b:.4g}]" for a, b in zip(low, high, strict=True)) for low, high in rows]
+        ends = zip(self.low.reshape(-1, len(self.names)), self.high.reshape(-1, len(self.names)), strict=True)
+        rows = [[f"[{a:.4g}, {b:.4g}]" for a, b in zip(low, high, strict=True)] for low, high in ends]
+        widths = [max(map(len, column)) for column in zip(self.names, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (self.names, *rows)]
         return "\n".join([*lines, self.guarantee])
 
 
@@ -97,7 +101,7 @@ class Conformal(ABC):
         """Intervals for observations (B, ...)."""
         promise = self.promise(level, joint)  # refuses before anything is drawn
         low, high = physical(posterior.space, *self.ends(posterior, y, level, joint, seed))
-        return Intervals(**vars(promise), low=low, high=high)
+        return Intervals(**vars(promise), low=low, high=high, names=posterior.names)
 
     @abstractmethod
     def to_config(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

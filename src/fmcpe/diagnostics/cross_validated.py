@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from fmcpe.record import HeldOut
 
 
+ENOUGH = 100
+"""Pairs with different θ from which on the word is "calibrated" where no fault is seen."""
+
 NOT_TESTED = "not tested: the same value in all pairs"
 
 
@@ -66,6 +69,11 @@ class CalibrationResult:
     def conclusive(self) -> bool:
         """Whether the posterior is calibrated, and the pairs are enough to tell."""
         return self.verdict.startswith("Calibrated")
+
+    @property
+    def few(self) -> bool:
+        """Whether the pairs are too few to call anything calibrated."""
+        return len(self.sbc.ranks) < ENOUGH
 
     def numbers(self) -> dict[str, Any]:
         """As JSON."""
@@ -208,6 +216,6 @@ def _verdict(ranks: SBCResult, number: int, bias: float, scale: float) -> str:
         return f"On {number} held-out pairs the posterior is {', '.join(words)}."
     width = f"intervals too narrow by less than a factor of {scale:.2f}" if math.isfinite(scale) else "any wrong width"
     missed = f"they would probably miss a bias below {bias:.2f} posterior standard deviations, or {width}"
-    if number < 100:
+    if number < ENOUGH:
         return f"Too few pairs to tell: {number} held-out pairs show no miscalibration, but {missed}."
     return f"Calibrated, each parameter by itself: {number} held-out pairs show no miscalibration; {missed}."

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from fmcpe.io.tables import Array, optional
@@ -62,12 +61,10 @@ class Draws:
 
     @property
     def out_of_range(self) -> Array:
-        """Which observations are unlike all pairs, (B,): adjusted p-value (Benjamini and Hochberg) below 0.001."""
-        known = ~np.isnan(self.p_values)
-        out = np.zeros(len(self.p_values), bool)
-        if known.any():
-            out[known] = stats.false_discovery_control(self.p_values[known]) < 1e-3
-        return out
+        """Which observations have a p-value below 0.001, (B,), as `RangeCheck.out_of_range` says; none where it is NaN."""
+        from fmcpe.extrapolation import WARNED
+
+        return self.p_values < WARNED
 
     def summary(self, level: float = 0.9, most: int = 20) -> str:
         """Median and central interval of each parameter for the first `most` observations, as text."""
@@ -95,15 +92,19 @@ class Draws:
         if np.isnan(self.p_values).all():
             return "This posterior keeps no pairs, so that nothing says whether observations are like them."
         if not out.any():
-            return f"All {number} observation(s) are like the calibration pairs."
+            return f"None of {number} observation(s) is called out of range (p < 0.001)."
         which = ", ".join(label for label, far in zip(self.observations, out, strict=True) if far)
         return (
-            f"Out of range, unlike all calibration pairs: {int(out.sum())} of {number} observations ({which}). There the "
-            "answer moves to the prior. Check units and order of their numbers, or measure pairs like them."
+            f"{int(out.sum())} of {number} observation(s) are out of range ({which}; p < 0.001; about {number / 1000:g} "
+            "expected by chance). There the answer moves to the prior. Check units and order of their numbers, or measure "
+            "pairs like them."
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write csv (one line per draw), npz or netCDF, by the ending; readers never see a partial file."""
+        """Write csv (one line per draw, with p-value and range of its observation), npz or netCDF, by the ending.
+
+        Readers never see a partial file.
+        """
         path = check_output(path)
         writers: dict[str, Callable[[Path], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
@@ -124,9 +125,10 @@ class Draws:
 
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["observation", "draw", *self.names])
-            for label, draws in zip(self.observations, self.theta.tolist(), strict=True):
-                writer.writerows([label, s, *(f"{value:.8g}" for value in row)] for s, row in enumerate(draws))
+            writer.writerow(["observation", "draw", *self.names, "p_value", "out_of_range"])
+            checks = [(f"{p:.4g}", int(out)) for p, out in zip(self.p_values, self.out_of_range, strict=True)]
+            for label, draws, check in zip(self.observations, self.theta.tolist(), checks, strict=True):
+                writer.writerows([label, s, *(f"{value:.8g}" for value in row), *check] for s, row in enumerate(draws))
 
     def _npz(self, path: Path) -> None:
         np.savez(

@@ -163,6 +163,6 @@ def _some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _example(names: Sequence[str], most: int = 4) -> str:
-    shown = list(names[:most])
-    return f"{','.join(shown)}\n{','.join(f'{1.5 + k / 4:g}' for k in range(len(shown)))}"
+def _example(names: Sequence[str], most: int = 12) -> str:
+    shown, end = list(names[:most]), ",..." if len(names) > most else ""
+    return f"{','.join(shown)}{end}\n{','.join(f'{1.5 + k / 4:g}' for k in range(len(shown)))}{end}"

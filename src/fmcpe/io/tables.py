@@ -102,14 +102,19 @@ def _read_csv(path: Path) -> Table:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"Expected a text file in UTF-8, got {path} ({error}). Save it as CSV UTF-8.") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip() and line[0] != "#"]
+    filled = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in filled if line[0] != "#"]
+    comments = [line for number, line in filled if line[0] == "#" and (not lines or number < lines[0][0])]
+    if comments:
+        example += f"\nA line that begins with # is a comment: {comments[-1][:60]!r}. If it has the names, take the # away; "
+        example += 'numpy does with savetxt(..., header=names, comments="").'
     if len(lines) < 2:
         raise ValueError(
             f"Expected {path} to have a line of names and one line per row, got {len(lines)}. Write e.g.\n{example}"
         )
     header = lines[0][1]
     delimiter = max(",;\t", key=header.count)
-    rows = list(csv.reader((line for _, line in lines), delimiter=delimiter))
+    rows = _cells(path, lines, delimiter)
     names = [name.strip() for name in rows[0]]
     if all(map(_is_number, names)):
         raise ValueError(f"Expected a line of names first in {path}, got numbers: {header[:60]}. Write e.g.\n{example}")
@@ -132,6 +137,26 @@ def _read_csv(path: Path) -> Table:
     return Table(
         path, {name: [row[k] for row in rows[1:]] for k, name in enumerate(names)}, tuple(n for n, _ in lines[1:])
     )
+
+
+def _cells(path: Path, lines: Sequence[tuple[int, str]], delimiter: str) -> list[list[str]]:
+    """Cells of each line; a quoted cell must end in its line."""
+    reader = csv.reader((line for _, line in lines), delimiter=delimiter)
+    rows: list[list[str]] = []
+    broken = None
+    try:
+        for row in reader:
+            if broken is None and reader.line_num > len(rows) + 1:
+                broken = lines[len(rows)][0]
+            rows.append(row)
+    except csv.Error:  # an open quote takes the rest of the file, which is more than a cell may have
+        broken = lines[len(rows)][0] if broken is None else broken
+    if broken is not None:
+        raise ValueError(
+            f"Expected each row of {path} in one line, got a quoted cell that goes on after line {broken}. Leave the "
+            "line break out of the cell, or close the quote."
+        )
+    return rows
 
 
 def _read_npz(path: Path) -> Table:

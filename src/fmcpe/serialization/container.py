@@ -56,6 +56,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"Expected a file written by posterior.save(...), got {path}, which does not exist. Check the path."
         )
     content = path.read_bytes()
+    if content[8:9] not in (b"{", b""):  # after its length, the header of each safetensors file begins so
+        raise FileError(
+            f"Expected a model saved by fmcpe, got {path} (another file format). Did you swap the files? Name the one that "
+            "posterior.save(...) wrote."
+        )
     try:
         metadata = _metadata(content)
         tensors = read_tensors(content)
@@ -80,7 +85,7 @@ def _metadata(content: bytes) -> dict[str, str]:
     """The strings of the header, which is parsed here with limits before safetensors sees it."""
     size = int.from_bytes(content[:8], "little")
     if not 2 <= size <= min(MAX_HEADER, len(content) - 8):
-        raise ValueError(f"a header of {size} bytes")
+        raise ValueError("its header is longer than the file, or empty")
     header = json.loads(content[8 : 8 + size])
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise ValueError("a header that is no list of tensors, or of too many")

@@ -132,7 +132,7 @@ def ecdf(names: Sequence[str], points: np.ndarray, values: np.ndarray, band: np.
 @styled
 def weights(names: Sequence[str], shares: Sequence[float], scores: Sequence[float], stack: float) -> Figure:
     """Stacking weights, and the cross-validated score of each candidate alone against that of the stack."""
-    figure = new(4.6, 0.7 + 0.32 * len(names))
+    figure = new(4.6, 0.85 + 0.32 * len(names))
     left, right = axes_of(figure, 1, 2, sharey=True)
     at = np.arange(len(names))[::-1]
     left.barh(at, shares, color=AFTER, height=0.6)
@@ -140,7 +140,9 @@ def weights(names: Sequence[str], shares: Sequence[float], scores: Sequence[floa
     left.set(xlabel="stacking weight", xlim=(0, 1))
     right.plot(scores, at, "o", color=BEFORE, ms=5)
     right.axvline(stack, color=AFTER, lw=1.5)
-    right.set_xlabel("energy score (line: stack)")
+    right.set_xlabel(
+        "energy score\n(line: stack)"  # in one line it is wider than the axes, and leaves the figure
+    )
     right.set_xlim(left=0)
     return figure
 
