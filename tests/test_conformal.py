@@ -73,8 +73,24 @@ def test_intervals_hold_new_observations(posteriors, tmp_path):
 
 def test_pairs_with_the_same_parameters_count_once(posteriors):
     posterior = posteriors("npe")
-    theta = PRIOR.sample((12,)).repeat(3, 1)
+    theta = PRIOR.sample((12,))
+    theta = torch.cat([theta, theta[:11]])
     assert len(posterior.conformalize(theta, observe(theta)).conformal.scores) == 12
+    posterior.conformal = None
+
+
+def test_a_design_with_a_few_fixed_values_is_refused(posteriors):
+    """Nothing is known between the values: "θ from the same distribution" would promise intervals there."""
+    posterior = posteriors("npe")
+    repeated = PRIOR.sample((5,)).repeat(5, 1)
+    grid = torch.cartesian_prod(torch.linspace(-1, 1, 5), torch.linspace(0.1, 0.9, 5))  # 25 different θ
+    for theta in (repeated, grid):
+        with pytest.raises(
+            ValueError, match=r"drawn from a density, got 5 value\(s\) of parameter 0 in 25 .*pass one pair"
+        ):
+            posterior.conformalize(theta, observe(theta))
+    assert posterior.conformal is None
+    assert posterior.conformalize(*drawn(9)).interval(0.9, x=observe(grid)).num_pairs == 9
     posterior.conformal = None
 
 

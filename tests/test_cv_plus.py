@@ -162,6 +162,12 @@ def test_few_pairs_are_folds_of_one():
     assert sorted(found.folds.tolist()) == list(range(9)) and found.intervals(model, y, 0.9, False, 0).num_pairs == 9
 
 
+def test_a_design_with_a_few_fixed_values_is_refused_before_any_fit():
+    theta = drawn(5)[0].repeat(5, 1)
+    with pytest.raises(ValueError, match=r"drawn from a density, got 5 value\(s\) of parameter 0 in 25 .*conformalize"):
+        CVPlus().calibrate(lambda rows, _: pytest.fail("a fold was fitted"), theta, drawn(25)[1], 0)
+
+
 def test_guarantees():
     assert guaranteed(0.9, 50) == pytest.approx(0.6) and guaranteed(0.9, 2) == 0
     assert guaranteed_for_one_set(0.95, 2000, 5) == pytest.approx(0.9 - math.sqrt(2 * math.log(100) / 400))

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import PRIOR, TINY, simulate
+from sbi.inference import NPE
 
 import fmcpe
 from fmcpe import FMCPE, Stack, baselines, candidates, train_npe
@@ -103,3 +104,17 @@ def test_arviz_has_the_names(posterior, pairs, tmp_path):
         seen = data.posterior["gain"].sel(observation="run B").values
         assert np.array_equal(seen[0], draws.theta[1, :, 1])
         assert data.constant_data["p_value"].shape == (2,)
+
+
+def test_names_of_a_prior_file_come_back_with_the_posterior_that_sbi_trained(tmp_path):
+    """NPE knows no names, but keeps the prior that carries them."""
+    table = "[{}]\ndistribution = '{}'\nlow = {}\nhigh = {}\n"
+    (tmp_path / "prior.toml").write_text(
+        table.format("offset", "loguniform", 0.5, 2) + table.format("gain", "uniform", 0, 1)
+    )
+    prior = fmcpe.read_prior(tmp_path / "prior.toml")
+    trainer, theta = NPE(prior, show_progress_bars=False), prior.sample((100,))
+    trainer.append_simulations(theta, simulate(theta)).train(max_num_epochs=1)
+    trained = trainer.build_posterior()
+    assert FMCPE(trained, simulate).names == NAMES
+    assert FMCPE(trained, simulate, names=("a", "b")).names == ("a", "b")

@@ -101,7 +101,7 @@ class RangeCheck:
 
     Args:
         pairs: Student-t predictive p-value of the distance to the calibration pairs; few of them are completed by simulations.
-        conformal: Conformal p-value of the same distance: for any distribution, approximately valid, never below 1/(N + 1).
+        conformal: Conformal p-value of the same distance: approximately valid for any distribution, never below 1/(N + 1).
         simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: λ, the share of the prior in the answer.
     """

@@ -49,7 +49,7 @@ class FMCPE:
         target_prior: The distribution of θ in use, where it is not that of the simulations, inside the prior's support.
         recipe: ``"default"``, ``"paper"``, a `Stack` or a `Paper`.
         device: Where the correction is trained; prior and simulator have to be there, too.
-        names: Of the parameters; they stay with the posterior. By default those that `posterior` or `prior` carries, or the
+        names: Of the parameters; they stay with the posterior. By default those that `posterior`, or its prior, carries, or the
             columns of a DataFrame `theta`.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
@@ -93,7 +93,8 @@ class FMCPE:
                 f"Expected target_prior over {dim} parameter(s), as the prior, got {parameter_dim(self.target_prior)}. Pass a "
                 "distribution over the same θ."
             )
-        known = names if names is not None else self.base.names or getattr(prior, "names", None)
+        carried = self.base.names or getattr(prior, "names", None) or getattr(self.base.prior, "names", None)
+        known = names if names is not None else carried
         self.names = None if known is None else as_names(known, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout

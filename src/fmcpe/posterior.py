@@ -332,6 +332,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     ) -> CorrectedPosterior:
         """Calibrate `interval` on held-out pairs (`fmcpe.diagnostics.conformal`), in place. Pairs with the same θ count once.
 
+        Designs with a few fixed values of a parameter are refused: nothing is known between the values.
+
         Args:
             theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
             y: Real measurements taken at them, (n, ...).

@@ -128,6 +128,7 @@ class SplitConformal(Conformal):
     @classmethod
     def of(cls, posterior: CorrectedPosterior, theta: Tensor, y: Tensor, num_samples: int, seed: int) -> SplitConformal:
         """From pairs (n, p) and (n, ...); of several pairs with the same θ, one at random counts."""
+        refuse_fixed_values(theta)
         rows = one_of_each(theta, seed)
         return cls(scores_of(posterior, theta[rows], y[rows], num_samples, seed), num_samples)
 
@@ -162,6 +163,23 @@ class SplitConformal(Conformal):
 MEASURED = "measured in the same way, none chosen for its result"
 EXCHANGEABLE = f"θ from the same distribution, {MEASURED}"
 """The assumptions in words."""
+
+
+def refuse_fixed_values(theta: Tensor, repeats: str = "pass one pair of each") -> None:
+    """Refuse θ that are no draws from a density: each value of some parameter twice or more, on average.
+
+    Args:
+        theta: Of the pairs, (n, p).
+        repeats: What to do if θ were drawn, and measured several times each.
+    """
+    for i, values in enumerate(theta.T):
+        distinct = len(values.unique())
+        if 2 * distinct <= len(theta):
+            raise ValueError(
+                f"Expected θ drawn from a density, got {distinct} value(s) of parameter {i} in {len(theta)} pairs: a design "
+                "with a few fixed values has no density, and nothing can be promised for the values in between. Measure at θ "
+                f"drawn at random over the range in use. If they were, each measured several times, {repeats}."
+            )
 
 
 def parameters(joint: bool) -> str:

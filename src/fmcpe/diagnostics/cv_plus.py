@@ -17,7 +17,8 @@ For one set of pairs, the coverage is at least 1 - 2α - √(2 log(K/δ) K/N) wi
 
 The theorem needs folds of equal size and a fit that does not depend on the order of the pairs. So N is the largest multiple of
 K; pairs left over, chosen at random, belong to every fit and have no score; each fit gets its pairs in random order. Pairs
-with the same θ share a fold and count once. With fewer than 2K of them, every pair is a fold (the jackknife+).
+with the same θ share a fold and count once. With fewer than 2K of them, every pair is a fold (the jackknife+). Designs with a
+few fixed values are refused.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from fmcpe.diagnostics.conformal import (
     median_and_width,
     parameters,
     rank_of,
+    refuse_fixed_values,
     scores_of,
 )
 from fmcpe.problem import groups_of, one_of_each
@@ -81,6 +83,9 @@ class CVPlus:
             y: Real measurements taken at them, (n, ...).
             seed: Of the folds, the fits and the draws.
         """
+        refuse_fixed_values(
+            theta, "fit without conformal= and call posterior.conformalize with one held-out pair of each"
+        )
         groups, distinct = groups_of(theta)
         if distinct < max(self.folds, 3):
             raise ValueError(

@@ -42,6 +42,7 @@ from fmcpe.diagnostics.conformal import (
     largest_of_each,
     median_and_width,
     parameters,
+    refuse_fixed_values,
     scores_of,
 )
 from fmcpe.problem import one_of_each
@@ -85,7 +86,7 @@ class LabelShiftConformal(Conformal):
         seed: int,
     ) -> LabelShiftConformal:
         """From pairs (n, p) and (n, ...) and the density ratio w of physical θ; one pair of each θ counts."""
-        _refuse_fixed_values(theta)
+        refuse_fixed_values(theta)
         prior, space, rows = posterior.shared.target_prior, posterior.space, one_of_each(theta, seed)
         weights = _evaluated(ratio, theta[rows])
         if not bool(torch.isfinite(weights).all()) or float(weights.sum()) <= 0:
@@ -198,15 +199,3 @@ def _evaluated(ratio: Callable[[Tensor], Any], theta: Tensor) -> Tensor:
             "one density ratio per row of theta."
         )
     return found
-
-
-def _refuse_fixed_values(theta: Tensor) -> None:
-    """Refuse designs whose θ have no density: each value of some parameter twice or more, on average."""
-    for i, values in enumerate(theta.T):
-        distinct = len(values.unique())
-        if 2 * distinct <= len(theta):
-            raise ValueError(
-                f"Expected θ drawn from a density, got {distinct} value(s) of parameter {i} in {len(theta)} pairs: a design "
-                "with a few fixed values has no density ratio, and no weights make it stand for the values in between. Measure "
-                "at θ drawn at random over the range in use. If they were, each measured several times, pass one pair of each."
-            )

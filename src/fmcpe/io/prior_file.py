@@ -72,6 +72,9 @@ class PriorFile:
 def read_prior(path: str | Path) -> Distribution:
     r"""The prior of a TOML file, with the names of its parameters as ``prior.names``; `train_npe` and `FMCPE` take them up.
 
+    `FMCPE` finds them on the prior of a posterior that sbi trained, too. Where sbi was given a wrapper of the prior, which has
+    no names, pass ``names=prior.names`` to `FMCPE`.
+
     Args:
         path: The file; `fmcpe.io.prior_file` describes it.
 
