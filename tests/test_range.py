@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 import torch
-from conftest import PRIOR, observe
+from conftest import PRIOR, observe, simulate
 from torch.distributions import Independent, Normal
 
-from fmcpe import FMCPEWarning
+from fmcpe import FMCPE, FMCPEWarning, Stack, candidates
 from fmcpe._random import seeded
 from fmcpe.extrapolation import Range
 from fmcpe.spaces import ParameterSpace
@@ -142,3 +142,16 @@ def test_heavy_tails_are_known_from_many_pairs():
     assert float((p < 1e-3).float().mean()) < 2e-3
     assert float((p < 1e-5).float().mean()) < 1e-4
     assert float(Range.of(rows(1000)).p_values(torch.full((1, 3), 1e5))) < 1e-6
+
+
+def test_an_outlier_among_the_pairs_does_not_widen_their_range(base):
+    """One y x 1000 among 30 pairs, left out of the fit: observations x 10, 100 and 1000 are called out of range."""
+    with seeded(5):
+        theta = PRIOR.sample((30,))
+        y, new = observe(theta), observe(PRIOR.sample((1,)))
+    y[7] *= 1000
+    recipe = Stack([candidates.Prior(), candidates.ResidualShift()])
+    with pytest.warns(FMCPEWarning, match="leaves out"):
+        posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
+    assert posterior.check(torch.cat([10 * new, 100 * new, 1000 * new])).out_of_range.tolist() == [True] * 3
+    assert not bool(posterior.check(new).out_of_range)

@@ -55,7 +55,7 @@ def test_repeated_parameters_stay_together():
 
 
 def test_members_with_fewer_rows_repeat_their_first():
-    assert tiled([torch.tensor([3, 1]), torch.tensor([0, 4, 2])]).tolist() == [[3, 1, 3], [0, 4, 2]]
+    assert tiled([torch.tensor([3, 1]), torch.tensor([0, 4, 2])], 3).tolist() == [[3, 1, 3], [0, 4, 2]]
 
 
 @pytest.mark.parametrize("name", ["uncorrected", *CANDIDATES])
