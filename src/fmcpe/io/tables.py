@@ -107,8 +107,8 @@ def _read_csv(path: Path) -> Table:
     comments = [line for number, line in filled if line[0] == "#" and (not lines or number < lines[0][0])]
     if comments:
         example += (
-            f"\nA line that begins with # is a comment: {comments[-1][:60]!r}. If it has the names, take the # away; numpy does "
-            'with savetxt(..., header=names, comments="").'
+            f"\nA line that begins with # is a comment: {comments[-1][:60]!r}. If it has the names, take the # away; "
+            'numpy does with savetxt(..., header=names, comments="").'
         )
     if len(lines) < 2:
         raise ValueError(
