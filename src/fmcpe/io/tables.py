@@ -108,8 +108,8 @@ def _read_csv(path: Path) -> Table:
     if comments:
         example += (
             f"\nA line that begins with # is a comment: {comments[-1][:60]!r}. If it has the names, take the # away; "
+            'numpy does with savetxt(..., header=names, comments="").'
         )
-        example += 'numpy does with savetxt(..., header=names, comments="").'
     if len(lines) < 2:
         raise ValueError(
             f"Expected {path} to have a line of names and one line per row, got {len(lines)}. Write e.g.\n{example}"
