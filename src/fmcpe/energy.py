@@ -10,6 +10,9 @@ from torch import Tensor
 
 from fmcpe.candidates.base import Posterior
 
+FAR = 1e6
+"""Prior standard deviations beyond which a draw counts as this far: squares of larger ones overflow in single precision."""
+
 
 @dataclass(frozen=True)
 class CrossFit:
@@ -41,7 +44,7 @@ class Distances:
     @classmethod
     def of(cls, fits: Sequence[CrossFit], truth: Tensor) -> Distances:
         """From cross-validated draws and true z, (N, p)."""
-        each = [fit.draws for fit in fits]
+        each = [fit.draws.clamp(-FAR, FAR) for fit in fits]
         to_truth = torch.stack([(draws - truth[:, None, None]).norm(dim=-1).mean((1, 2)) for draws in each])
         between = truth.new_zeros(len(each), len(each), len(truth))
         for k, one in enumerate(each):
