@@ -155,3 +155,19 @@ def test_an_outlier_among_the_pairs_does_not_widen_their_range(base):
         posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
     assert posterior.check(torch.cat([10 * new, 100 * new, 1000 * new])).out_of_range.tolist() == [True] * 3
     assert not bool(posterior.check(new).out_of_range)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_scores_that_are_not_those_of_the_answer_are_named(base, fixed):
+    """A parameter that was never varied moves the answer to the prior, also at the pairs."""
+    with seeded(6):
+        theta = PRIOR.sample((30,))
+        theta[:, 1] = theta[:, 1].median() if fixed else theta[:, 1]
+        y = observe(theta)
+    recipe = Stack([candidates.Prior(), candidates.ResidualShift()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
+    named = [str(each.message) for each in caught if "of the answer at the pairs" in str(each.message)]
+    assert len(named) == fixed
+    assert ("of the answer at the pairs" in posterior.summary()) == fixed

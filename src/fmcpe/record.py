@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
+from fmcpe.extrapolation import WithinRange
 from fmcpe.problem import Problem, fingerprints, groups_of
 from fmcpe.stacking import Fitted
 
@@ -211,7 +212,7 @@ class Record:
 
 
 def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds: float, stacklevel: int) -> Record:
-    """The record of a stack; warns where the pairs refute what it says."""
+    """The record of a stack; warns if held-out pairs refute its coverage."""
     from fmcpe.diagnostics.span import design_notes
 
     space, truth = problem.space, problem.theta
@@ -231,7 +232,8 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
     found = {
         "coverage": _refuted(lines, groups_of(truth)[1]),
-        "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names),
+        "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names)
+        + _widened(fitted, problem),
         "information": _uninformative(fitted),
         "importance": _unreliable(fitted),
         "outliers": _left_out(fitted, problem),
@@ -285,6 +287,18 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
                 "the held-out pairs (Pareto k̂ above 0.7). Compare with recipe=Stack(...) without it."
             ]
     return []
+
+
+def _widened(fitted: Fitted, problem: Problem, level: float = 0.1) -> list[str]:
+    """Whether the answer is largely the prior even at the pairs, so that the scores are not those of the answer."""
+    assert isinstance(fitted.posterior, WithinRange)
+    share = float(fitted.posterior.share_of_prior(problem.y[:50]).mean())
+    if share < level:
+        return []
+    return [
+        f"The prior has {share:.0%} of the answer at the pairs, because θ was not measured over its range. Scores, errors and "
+        "coverage are without that: they hold for θ like those of the pairs. If θ stays there, pass target_prior=."
+    ]
 
 
 def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
