@@ -1,5 +1,6 @@
 """Shared problems and posteriors, each made once per session."""
 
+import signal
 import warnings
 from dataclasses import replace
 
@@ -11,6 +12,9 @@ from torch import nn
 import fmcpe
 from fmcpe import FMCPE, Paper, Stack, baselines, candidates
 from fmcpe.nn.training import Training
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a run in the background: tests of interrupts need one
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # small networks on few cores: threads cost more than they give, and they make runs of the suite side by side crawl
 torch.set_num_threads(1)

@@ -260,3 +260,14 @@ def test_with_few_pairs_the_simulator_is_worth_many(seed):
         fits = [SyntheticLikelihood().fit(each, torch.arange(10)) for each in (problem, alone)]
         scores = [energy_score(fit.sample(test.y, 64).movedim(1, 0), test.z) for fit in fits]
     assert scores[0] < 0.8 * scores[1]
+
+
+def test_the_emulator_of_one_parameter_keeps_a_degree_that_numbers_resolve():
+    """A wiggly mean of one parameter: more degrees would always fit better, until their Gram matrix is singular."""
+    prior = Independent(Normal(torch.zeros(1), torch.ones(1)), 1)
+    with seeded(0):
+        theta = prior.sample((10,))
+        base = as_base_posterior(lambda x: prior.sample((len(x),)), prior)
+        checked = CheckedSimulator(lambda t: torch.sin(9 * t) + 1e-4 * torch.randn_like(t), torch.Size([1]))
+        problem = build_problem(base, checked, prior, theta, theta.sin(), None)
+        assert Emulator.of(problem, 24).features.degree <= 8

@@ -73,13 +73,14 @@ class Emulator:
     x: Tensor
 
     @classmethod
-    def of(cls, problem: Problem, directions: int, most: int = 200) -> Emulator:
+    def of(cls, problem: Problem, directions: int, most: int = 200, highest: int = 8) -> Emulator:
         """From the bank of simulations; coordinates, degree and precisions are those of highest evidence.
 
         Args:
             problem: Where the bank is; nothing else of it is used.
             directions: Leading directions of the simulations that the evidence is of.
             most: Largest number of features.
+            highest: Largest degree: monomials of higher ones are alike to within rounding.
         """
         assert problem.bank_theta is not None and problem.bank_x is not None
         z = problem.space.to_z_safely(problem.bank_theta)
@@ -92,7 +93,11 @@ class Emulator:
         best: list[tuple[Fit, Features]] = []
         for physical in (False, True):
             tried = [fitted(1, physical)]
-            while count(z.shape[1], len(tried) + 1) <= most and tried[-1] is max(tried, key=_evidence):
+            while (
+                len(tried) < highest
+                and count(z.shape[1], len(tried) + 1) <= most
+                and tried[-1] is max(tried, key=_evidence)
+            ):
                 tried.append(fitted(len(tried) + 1, physical))
             best.append(max(tried, key=_evidence))
         fit, kind = max(best, key=_evidence)
