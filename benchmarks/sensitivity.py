@@ -56,7 +56,7 @@ def variants(default):
 
 
 def setting(name, pairs):
-    """The problem, and the energy score of draws for its test pairs."""
+    """The problem, the energy score of draws for its test pairs, and these: for each number of pairs."""
     task = tasks.get(f"zoo/{name}", seed=tasks.zoo.SEEDS["development"])
     with seeded(0):
         net = task.embedding_net()
@@ -77,7 +77,7 @@ def setting(name, pairs):
                 draws = posterior.sample(y_test, 64)
             return fmcpe.metrics.energy_score(draws.movedim(0, 1), truth)
 
-        settings.append((problem, score))
+        settings.append((problem, score, (theta_test, y_test)))
     return settings
 
 
@@ -94,7 +94,7 @@ def main():
     warnings.simplefilter("ignore")
     ratios: dict[tuple[str, str, str, str], list[float]] = {}
     for name in PROBLEMS:
-        for problem, score in setting(name, PAIRS):
+        for problem, score, _ in setting(name, PAIRS):
             for candidate in TUNED:
                 start = candidate_score(candidate, problem, score)
                 for option, default, values in variants(candidate):

@@ -127,3 +127,20 @@ def test_rotted_draws_are_left_out_of_the_report_with_a_warning(tmp_path):
     (tmp_path / "files" / f"{fit.id}-{DRAWS_FILE}").write_bytes(b"PK\x03\x04rotten")
     with pytest.warns(UserWarning, match="got a damaged file"):
         assert Results.read(tmp_path).arrays(fit) is None
+
+
+def test_a_kept_run_goes_on_in_a_new_directory(tmp_path, capsys):
+    first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept"
+    some = {("main", "smoke"): UNITS[:-1]}
+    run(first, some, jobs=1, perform=helpers.perform)
+    assert main(["bench", "report", "--out", str(first), "--keep", str(kept)]) == 0
+    assert main(["bench", "restore", str(kept), "--out", str(second)]) == 0
+    outcome = run(second, PLANS, jobs=1, perform=helpers.perform)
+    assert outcome.done_now == 2  # the last fit, and its base posterior, whose file is not kept
+    with Store(first, read_only=True) as a, Store(second, read_only=True) as b:
+        assert all(b.rows()[key].metrics == row.metrics for key, row in a.rows().items())
+    assert main(["bench", "restore", str(kept), "--out", str(second)]) == 0
+    assert f"{len(UNITS) - 1} finished units" in (said := capsys.readouterr().out) and "0 new" in said.splitlines()[-1]
+    (kept / "units.json.gz").write_bytes(b"torn")
+    assert main(["bench", "restore", str(kept), "--out", str(second)]) == 2
+    assert "damaged" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Export of a run: the page, all tables as CSV and text, and all numbers."""
+"""Export of a run: the page, all tables as CSV and text, all numbers, and the finished units."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fmcpe._disk import write_whole
 from fmcpe.bench import zoo
 from fmcpe.bench.numbers import all_numbers
 from fmcpe.bench.report import SECTIONS, whole_page
+from fmcpe.bench.restore import UNITS_FILE, finished_units
 from fmcpe.bench.results import Results
 from fmcpe.bench.table import Table
 
@@ -21,11 +22,12 @@ def keep(directory: str | Path, target: str | Path, preset: str | None = None) -
         preset: The preset to export; the most complete one of each experiment if None.
 
     Returns:
-        The files: the page, one CSV file per table and per experiment, and all tables as text.
+        The files: the page, one CSV file per table and per experiment, all tables as text, and units for `restore`.
     """
     results, folder = Results.read(directory, preset), Path(target)
     folder.mkdir(parents=True, exist_ok=True)
-    content, texts = {"report.html": whole_page(results)}, []
+    content: dict[str, str] = {"report.html": whole_page(results)}
+    texts = []
     for section in SECTIONS:
         if not results.done(section.experiment):
             continue
@@ -40,4 +42,6 @@ def keep(directory: str | Path, target: str | Path, preset: str | None = None) -
     for name, text in content.items():
         write_whole(folder / name, text.encode())
         (folder / name).chmod(0o644)
-    return [folder / name for name in content]
+    write_whole(folder / UNITS_FILE, finished_units(results))
+    (folder / UNITS_FILE).chmod(0o644)
+    return [folder / name for name in (*content, UNITS_FILE)]

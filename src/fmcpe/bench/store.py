@@ -177,6 +177,23 @@ class Store:
         text = json.dumps(result.metrics), json.dumps(result.versions)
         return self._end(identifier, "done", seconds=result.seconds, metrics=text[0], versions=text[1], traceback=None)
 
+    def restore(self, unit: Unit, result: Result) -> bool:
+        """Store the result of a unit of another directory, without files; False if it is done or running here."""
+        text = json.dumps(result.metrics), json.dumps(result.versions)
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR IGNORE INTO units (id, unit, label, seed) VALUES (?, ?, ?, ?)",
+                (unit.id, unit.to_json(), unit.label, unit.seed),
+            )
+            ours = self._db.execute(
+                "UPDATE units SET status = 'done', finished = ?, seconds = ?, metrics = ?, versions = ?, traceback = NULL "
+                "WHERE id = ? AND status IN ('waiting', 'failed')",
+                (time.time(), result.seconds, *text, unit.id),
+            ).rowcount
+            if ours:
+                self._event(unit.id, "restored")
+            return bool(ours)
+
     def fail(self, identifier: str, traceback: str) -> bool:
         """Record a failure."""
         return self._end(identifier, "failed", traceback=traceback)
@@ -243,7 +260,7 @@ class Store:
         return [dict(row) | {"alive": not self._is_gone(row)} for row in rows]
 
     def events(self) -> list[tuple[str, str]]:
-        """Events in order: (unit, "claimed" | "done" | "failed" | "lost")."""
+        """Events in order: (unit, "claimed" | "done" | "failed" | "lost" | "restored")."""
         return [(row["unit"], row["what"]) for row in self._read("SELECT * FROM events ORDER BY rowid")]
 
     def file(self, identifier: str, name: str) -> Path:

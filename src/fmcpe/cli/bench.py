@@ -54,6 +54,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 metavar="FOLDER",
                 help="also write the page and all tables (CSV and text) to FOLDER",
             )
+    end = ends_with("fmcpe bench restore docs/results/zoo --out runs")
+    text = "go on from the finished units that report --keep wrote"
+    restores = actions.add_parser("restore", help=text, description=text, **end)
+    restores.add_argument("folder", type=Path, metavar="FOLDER", help="where report --keep wrote")
+    restores.add_argument("--out", type=Path, default=Path("fmcpe-bench"), help="run directory (default: fmcpe-bench)")
     end = ends_with("fmcpe bench compare runs-a runs-b")
     compare = actions.add_parser("compare", help="compare two runs", description="Compare run B with run A.", **end)
     compare.add_argument("a", type=Path, metavar="A", help="run directory")
@@ -93,7 +98,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the chosen action."""
-    actions = {"status": _status, "report": _report, "compare": _compare, "salvage": _salvage}
+    actions = {"status": _status, "report": _report, "compare": _compare, "salvage": _salvage, "restore": _restore}
     return actions.get(options.action, _run)(options)
 
 
@@ -150,6 +155,15 @@ def _salvage(options: argparse.Namespace) -> int:
     saved, kept = salvage(options.out)
     say(f"{saved['units']} units and {saved['plans']} lines of plans are kept; the damaged file is {kept}.")
     say("Run the same fmcpe bench run again: what was lost is done again.")
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from fmcpe.bench.restore import restore
+
+    done = restore(options.folder, options.out)
+    old = f"; {done.old} are of another version and left out" if done.old else ""
+    say(f"{done.found} finished units in {options.folder}, {done.added} new in {options.out}{old}.")
     return 0
 
 
