@@ -15,7 +15,7 @@ from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates.base import Posterior, split_rows
 from fmcpe.candidates.joint_flow import JointFlowed, tiled
-from fmcpe.energy import CrossFit, Distances
+from fmcpe.energy import CrossFit, Distances, effective_number
 from fmcpe.extrapolation import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
@@ -481,3 +481,59 @@ def test_the_score_of_one_candidate_does_not_depend_on_how_many_draws_it_is_scor
         scores.append(float(Distances.of([fit], truth).scores(torch.ones(1)).mean()))
     # E|Z - z| = E|Z - Z'| = sqrt(pi) for standard normals in two dimensions, and half of it is the score
     assert scores == pytest.approx([math.pi**0.5 / 2] * 2, rel=0.03)
+
+
+# ---------------------------------------------------------------------- weights of pairs
+
+
+def test_pairs_of_weight_zero_do_not_enter_the_recalibration():
+    torch.manual_seed(0)
+    truth, draws = torch.randn(80, 2), torch.randn(80, 64, 2)
+    draws[:40] *= 3.0
+    weights = torch.cat([torch.full((40,), 2.0), torch.zeros(40)])
+    assert effective_number(80.0, weights) == pytest.approx(40.0)
+    assert torch.equal(recalibration(draws, truth, 40.0, 5.0, weights), recalibration(draws[:40], truth[:40], 40.0, 5.0))
+    assert float(recalibration(draws, truth, 40.0, 5.0, weights).max()) < 0.6
+
+
+def test_the_summary_of_weighted_pairs_is_of_those_that_count(base):
+    """Doubling a pair's weight counts it twice: coverage, error and scores are weighted means over the pairs."""
+    with seeded(0):
+        theta = PRIOR.sample((30,))
+    y, weights = observe(theta), torch.cat([torch.ones(15), torch.full((15,), 3.0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = FMCPE(base, simulate, recipe=SMALL).fit(theta, y, weights=weights, seed=0, show_progress_bars=False)
+    record, held_out = posterior.record, posterior.held_out
+    assert record.effective == pytest.approx(24.0) and "worth 24.0" in posterior.summary()
+    draws = posterior.space.to_theta(held_out.z.flatten(0, 1)).reshape(held_out.z.shape)
+    low, high = draws.quantile(0.05, dim=1), draws.quantile(0.95, dim=1)
+    inside = ((theta >= low) & (theta <= high)).float()
+    errors = (draws.median(1).values - theta).abs()
+    for i, line in enumerate(record.parameters):
+        assert line.coverage[1] == pytest.approx(float((weights @ inside[:, i]) / weights.sum()), abs=1e-5)
+        each = errors[:, i].repeat_interleave(weights.int()).sort().values
+        assert line.error == pytest.approx(float(each[(len(each) - 1) // 2]), rel=1e-5)
+
+
+def test_a_few_pairs_that_carry_all_weight_are_warned_of(base):
+    with seeded(0):
+        theta = PRIOR.sample((30,))
+    weights = torch.cat([torch.full((4,), 100.0), torch.ones(26)])
+    with pytest.warns(FMCPEWarning, match="30 pairs that count as 4"):
+        FMCPE(base, simulate, recipe=SMALL).fit(theta, observe(theta), weights=weights, seed=0, show_progress_bars=False)
+
+
+def test_a_parameter_that_the_data_do_not_show_is_named(base):
+    """Data that carry the first parameter only: the fit says so of the second, and not of the first."""
+    with seeded(0):
+        theta = PRIOR.sample((60,))
+        other = PRIOR.sample((60,))
+    seen = torch.cat([theta[:, :1], other[:, 1:]], dim=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        FMCPE(base, simulate, recipe=SMALL, names=("offset", "gain")).fit(
+            theta, observe(seen), seed=0, show_progress_bars=False
+        )
+    said = [str(each.message) for each in caught if "not predicted significantly" in str(each.message)]
+    assert len(said) == 1 and "Held-out values of gain" in said[0]

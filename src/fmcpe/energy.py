@@ -62,6 +62,29 @@ class Distances:
         return weights @ self.to_truth - 0.5 * torch.einsum("k,l,kln->n", weights, weights, self.between)
 
 
+def of_mean_one(importance: Tensor) -> Tensor:
+    """Weights of pairs divided by their mean; equal weights if all are zero."""
+    mean = importance.mean()
+    return importance / mean if float(mean) > 0 else torch.ones_like(importance)
+
+
+def effective_number(pairs: float, importance: Tensor | None) -> float:
+    """Kish's effective number of pairs, n (Σ w)² / (N Σ w²), where n of N pairs count as independent."""
+    return pairs if importance is None else pairs * float(importance.mean().square() / importance.square().mean())
+
+
+def half_distance(draws: Tensor) -> Tensor:
+    """Half of the mean distance of two different draws, parameter by parameter, (N, S, p) -> (N, p)."""
+    size = draws.shape[1]
+    order = 2 * torch.arange(1, size + 1, device=draws.device) - size - 1
+    return (order[:, None] * draws.sort(dim=1).values).sum(1) / (size * (size - 1))
+
+
+def crps(draws: Tensor, truth: Tensor) -> Tensor:
+    """CRPS of each pair and parameter, of draws (N, S, p) and truth (N, p): (N, p)."""
+    return (draws - truth[:, None]).abs().mean(1) - half_distance(draws)
+
+
 def _within(draws: Tensor, members: int) -> Tensor:
     """Mean distance between two draws of an ensemble of M members, from draws (N, R, S, p) of R of them: (N,).
 

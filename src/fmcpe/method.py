@@ -126,7 +126,8 @@ class FMCPE:
             theta: Physical parameters, (N, p), inside the prior's support; columns of a DataFrame are matched by name.
             y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
-            weights: What each pair counts in the cross-validated score, (N,), where pairs were not drawn from the target prior.
+            weights: What each pair counts in scores, stacking weights and recalibration, (N,), where pairs were not drawn from
+                the target prior: proportional to its density over that of the pairs.
             conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
                 posterior has `interval` without held-out pairs.
             seed: Makes the fit reproducible; torch's global generator is left as it was.

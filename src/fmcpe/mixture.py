@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Remembered, Shared
+from fmcpe.energy import effective_number, half_distance, of_mean_one
 from fmcpe.serialization.registry import from_config, to_config
 
 
@@ -108,7 +109,9 @@ class Recalibrated(Posterior):
         return cls(from_config(config["inner"], shared), torch.ones(config["dim"]))
 
 
-def recalibration(draws: Tensor, truth: Tensor, pairs: float, shrinkage: float) -> Tensor:
+def recalibration(
+    draws: Tensor, truth: Tensor, pairs: float, shrinkage: float, importance: Tensor | None = None
+) -> Tensor:
     """Scale of each parameter's draws about their mean that minimises the CRPS, shrunk to one: (p,).
 
     CRPS(s)/CRPS(1) + (shrinkage / pairs) log² s, on a grid of log s.
@@ -118,28 +121,31 @@ def recalibration(draws: Tensor, truth: Tensor, pairs: float, shrinkage: float) 
         truth: True z, (N, p).
         pairs: Number of pairs that count as independent.
         shrinkage: Pseudo-count of s = 1.
+        importance: Weight of each pair, (N,), of mean one; equal if None.
     """
     grid = torch.linspace(-1.5, 1.5, 61, device=draws.device)
-    mean = draws.mean(1, keepdim=True)
-    size = draws.shape[1]
-    order = 2 * torch.arange(1, size + 1, device=draws.device) - size - 1
-    half_distance = (order[:, None] * draws.sort(dim=1).values).sum(1) / (size * (size - 1))  # of two different draws
+    mean, half = draws.mean(1, keepdim=True), half_distance(draws)
+    weight = 1.0 if importance is None else importance[:, None]
 
     def crps_of(s: float) -> Tensor:
-        return ((mean + s * (draws - mean) - truth[:, None]).abs().mean(1) - s * half_distance).mean(0)
+        return (weight * ((mean + s * (draws - mean) - truth[:, None]).abs().mean(1) - s * half)).mean(0)
 
     crps = torch.stack([crps_of(float(log_scale.exp())) for log_scale in grid])
     objective = crps / crps[len(grid) // 2].clamp_min(1e-12) + shrinkage / pairs * grid.square()[:, None]
     return grid[objective.argmin(0)].exp()
 
 
-def recalibrated_without_fold(draws: Tensor, truth: Tensor, folds: Tensor, shrinkage: float) -> Tensor:
+def recalibrated_without_fold(
+    draws: Tensor, truth: Tensor, folds: Tensor, shrinkage: float, importance: Tensor | None = None
+) -> Tensor:
     """Cross-validated draws (N, S, p), each pair's recalibrated by a scale computed without its fold of the first split."""
     out, split = draws.clone(), folds[0]
     for k in split.unique():
         inside, outside = split == k, split != k
         if bool(outside.any()):
-            scale = recalibration(draws[outside], truth[outside], float(outside.sum()), shrinkage)
+            weight = None if importance is None else of_mean_one(importance[outside])
+            pairs = effective_number(float(outside.sum()), weight)
+            scale = recalibration(draws[outside], truth[outside], pairs, shrinkage, weight)
             mean = draws[inside].mean(1, keepdim=True)
             out[inside] = mean + scale * (draws[inside] - mean)
     return out

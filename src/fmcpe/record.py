@@ -6,12 +6,14 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
+from fmcpe.energy import crps, effective_number
 from fmcpe.extrapolation import WithinRange
 from fmcpe.problem import Problem, fingerprints, groups_of
 from fmcpe.stacking import Fitted
@@ -72,7 +74,8 @@ class Note:
     """A warning of the fit.
 
     Args:
-        kind: ``"coverage"``, ``"information"``, ``"design"``, ``"importance"`` or ``"outliers"``.
+        kind: ``"coverage"``, ``"information"``, ``"parameter"``, ``"weights"``, ``"design"``, ``"importance"`` or
+            ``"outliers"``.
         text: What the user was told.
     """
 
@@ -90,6 +93,8 @@ class Note:
         return {
             "coverage": "over-confident intervals",
             "information": "held-out pairs predicted no better than by the prior",
+            "parameter": "a parameter predicted no better than by the prior",
+            "weights": "weights that few pairs carry",
             "design": "pairs that do not span the prior",
             "importance": "unreliable importance weights",
             "outliers": "pairs left out of the fit",
@@ -102,9 +107,9 @@ class ParameterRecord:
 
     Args:
         name: Its name.
-        error: Median absolute error of the posterior median.
+        error: Median absolute error of the posterior median, over pairs weighted as in the fit.
         error_before: The same, of the uncorrected posterior.
-        coverage: Share of the pairs inside the central 80 and 90 % intervals.
+        coverage: Share of the pairs, weighted as in the fit, inside the central 80 and 90 % intervals.
         coverage_before: The same, of the uncorrected posterior.
         scale: Recalibration of its spread.
         low: Smallest value among the pairs.
@@ -139,6 +144,7 @@ class Record:
         distances: Mean cross-validated distances that the energy score of any mixture of the candidates is made of: a, (K,),
             and D, (K, K) (`fmcpe.stacking`).
         distinct: Pairs with different θ.
+        effective: Kish's effective number of these, where the pairs have weights.
         parameters: One line per parameter.
         notes: What the user was warned of.
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
@@ -158,6 +164,7 @@ class Record:
     members: dict[str, int] = field(default_factory=dict)
     distances: dict[str, Any] = field(default_factory=dict)
     distinct: int = 0
+    effective: float | None = None
     parameters: tuple[ParameterRecord, ...] = ()
     notes: tuple[Note, ...] = ()
     fingerprints: tuple[int, ...] = ()
@@ -182,12 +189,16 @@ class Record:
         listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names")}
         return cls(**config | {"parameters": lines, "notes": notes} | listed)
 
+    def _weighted(self) -> str:
+        equal = self.effective is None or self.effective > 0.999 * self.distinct
+        return "" if equal else f", by their weights worth {self.effective:.1f} (Kish's effective number),"
+
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [
             f"{what} of {', '.join(self.names) or f'{dim} parameter(s)'} given observations of shape {shape}.",
-            f"Fitted on {self.num_pairs} calibration pairs in {self.seconds:.1f} s.",
+            f"Fitted on {self.num_pairs} calibration pairs{self._weighted()} in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
             losses = self.history.get(f"validation_{name}")
@@ -219,8 +230,8 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
     old = draws if before is None else space.to_theta(before.flatten(0, 1)).reshape(before.shape)
-    after_error, before_error = (_error(each, truth) for each in (draws, old))
-    after, earlier = (_coverage(each, truth) for each in (draws, old))
+    after_error, before_error = (_error(each, truth, fitted.importance) for each in (draws, old))
+    after, earlier = (_coverage(each, truth, fitted.importance) for each in (draws, old))
     lines = tuple(
         ParameterRecord(
             name, float(after_error[i]), float(before_error[i]), (float(after[0, i]), float(after[1, i])),
@@ -231,10 +242,12 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     )  # fmt: skip
     weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
     found = {
-        "coverage": _refuted(lines, groups_of(truth)[1]),
+        "coverage": _refuted(lines, fitted.effective),
+        "weights": _few(fitted, len(problem)),
         "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names)
         + _widened(fitted, problem),
-        "information": _uninformative(fitted),
+        "information": (nothing := _uninformative(fitted)),
+        "parameter": [] if nothing else _uninformed(fitted, problem, names),
         "importance": _unreliable(fitted),
         "outliers": _left_out(fitted, problem),
     }
@@ -243,30 +256,34 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         warnings.warn(note.text, FMCPEWarning, stacklevel=stacklevel + 1)
     return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
-        float(fitted.scores.mean()),
+        float((fitted.importance * fitted.scores).mean()),
         fitted.skipped, fitted.seconds,
         {name: len(fit.members) for name, fit in zip(fitted.names, fitted.fits, strict=True)},
         {"to_truth": fitted.distances.to_truth.mean(1).tolist(), "between": fitted.distances.between.mean(2).tolist()},
-        groups_of(truth)[1], lines, tuple(notes), fingerprints(problem.theta, problem.y),
+        groups_of(truth)[1], fitted.effective, lines, tuple(notes), fingerprints(problem.theta, problem.y),
     )  # fmt: skip
 
 
-def _error(draws: Tensor, truth: Tensor) -> Tensor:
-    return (draws.median(1).values - truth).abs().median(0).values
+def _error(draws: Tensor, truth: Tensor, importance: Tensor) -> Tensor:
+    """Weighted median over the pairs, (p,)."""
+    errors, order = (draws.median(1).values - truth).abs().sort(0)
+    below = importance.double()[order].cumsum(0)
+    middle = (below < below[-1] / 2 - 1e-9).sum(0).clamp_max(len(truth) - 1)
+    return errors.gather(0, middle[None])[0]
 
 
-def _coverage(draws: Tensor, truth: Tensor, levels: tuple[float, ...] = (0.8, 0.9)) -> Tensor:
+def _coverage(draws: Tensor, truth: Tensor, importance: Tensor, levels: tuple[float, ...] = (0.8, 0.9)) -> Tensor:
     """Share of the pairs inside the central intervals, (levels, p)."""
     out = []
     for level in levels:
         low, high = draws.quantile((1 - level) / 2, dim=1), draws.quantile((1 + level) / 2, dim=1)
-        out.append(((truth >= low) & (truth <= high)).float().mean(0))
+        out.append((importance[:, None] * ((truth >= low) & (truth <= high))).mean(0).clamp_max(1.0))
     return torch.stack(out)
 
 
-def _refuted(lines: tuple[ParameterRecord, ...], pairs: int, level: float = 0.01) -> list[str]:
+def _refuted(lines: tuple[ParameterRecord, ...], effective: float, level: float = 0.01) -> list[str]:
     """Parameters whose coverage the pairs refute: one-sided exact binomial test, over all parameters."""
-    notes = []
+    notes, pairs = list[str](), round(effective)
     for line in lines:
         inside = round(line.coverage[1] * pairs)
         if stats.binom.cdf(inside, pairs, 0.9) < level / len(lines):
@@ -313,16 +330,53 @@ def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
     ]
 
 
+def _few(fitted: Fitted, number: int, least: float = 10.0) -> list[str]:
+    """Whether weighted pairs count as fewer than `FMCPE.fit` asks for."""
+    if fitted.effective >= least or bool((fitted.importance == 1).all()):
+        return []
+    return [
+        f"Expected weights by which the pairs count as 10 or more, got {number} pairs that count as {fitted.effective:.1f} "
+        "(Kish's effective number): few pairs carry scores and recalibration. Measure more pairs where θ will be, or clip the "
+        "weights."
+    ]
+
+
 def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
-    """Whether held-out pairs are predicted better than by the prior: one-sided paired t-test."""
+    """Whether held-out pairs are predicted better than by the prior."""
     if "prior" not in fitted.names:
         return []
     alone = fitted.distances.scores(fitted.weights.new_tensor([name == "prior" for name in fitted.names]))
-    p = float(stats.ttest_rel(fitted.scores.cpu().numpy(), alone.cpu().numpy(), alternative="less").pvalue)
+    p = float(_p_of_gain((alone - fitted.scores)[:, None], fitted)[0])
     if p < level:
         return []
+    mine, theirs = (float((fitted.importance * each).mean()) for each in (fitted.scores, alone))
     return [
-        "Held-out pairs are not predicted significantly better than by the prior (energy score "
-        f"{float(fitted.scores.mean()):.3g} against {float(alone.mean()):.3g}, p = {p:.2g}): these pairs do not show how data "
-        "depend on θ. Check that each row of theta belongs to its row of y, or measure more pairs."
+        f"Held-out pairs are not predicted significantly better than by the prior (energy score {mine:.3g} against "
+        f"{theirs:.3g}, p = {p:.2g}): these pairs do not show how data depend on θ. Check that each row of theta belongs to "
+        "its row of y, or measure more pairs."
     ]
+
+
+def _uninformed(fitted: Fitted, problem: Problem, names: tuple[str, ...], level: float = 0.01) -> list[str]:
+    """Parameters whose held-out values are not predicted better than by the prior, by their CRPS."""
+    prior = crps(problem.pool[None, :512].expand(len(problem), -1, -1), problem.z)
+    ours = crps(fitted.held_out, problem.z)
+    weight = fitted.importance[:, None]
+    found = zip(names, _p_of_gain(prior - ours, fitted), (weight * ours).mean(0), (weight * prior).mean(0), strict=True)
+    return [
+        f"Held-out values of {name} are not predicted significantly better than by the prior (CRPS {mine:.3g} against "
+        f"{theirs:.3g}, p = {p:.2g}): these pairs do not show that data inform {name}. Measure more pairs, or report its prior."
+        for name, p, mine, theirs in found
+        if not p < level
+    ]
+
+
+def _p_of_gain(gain: Tensor, fitted: Fitted) -> np.ndarray:
+    """P-values, (p,), that the weighted mean of gains (N, p) is not positive: one-sided paired t-test."""
+    weight = fitted.importance.double()[:, None] / len(gain)
+    mean = (weight * gain).sum(0)
+    number = effective_number(len(gain), fitted.importance)
+    if number <= 1.5:
+        return np.ones(gain.shape[1])
+    error = ((weight * (gain - mean)).square().sum(0) * number / (number - 1)).sqrt()
+    return stats.t.sf((mean / error.clamp_min(1e-30)).cpu().numpy(), number - 1)

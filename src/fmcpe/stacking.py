@@ -30,7 +30,7 @@ from fmcpe._checks import check_numbers, check_option
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
-from fmcpe.energy import CrossFit, Distances
+from fmcpe.energy import CrossFit, Distances, effective_number, of_mean_one
 from fmcpe.extrapolation import WithinRange
 from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
 from fmcpe.outliers import plausible_rows
@@ -156,6 +156,8 @@ class Fitted:
         fits: The cross-fitted candidates.
         distances: What the weights were computed from, and the same of pairs that were left out.
         left_out: Rows of pairs that are outliers among all, `fmcpe.outliers`.
+        importance: What each pair counts in the scores, (N,), of mean one.
+        effective: Kish's effective number of pairs.
     """
 
     posterior: Posterior
@@ -170,6 +172,8 @@ class Fitted:
     fits: tuple[CrossFit, ...]
     distances: Distances
     left_out: Tensor
+    importance: Tensor
+    effective: float
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,7 @@ class Stack:
         Args:
             problem: The pairs and all else.
             seed: Of splits, fits and draws.
-            importance: What each pair counts in the score, (N,), of mean one.
+            importance: What each pair counts in scores, weights and recalibration, (N,), of mean one; equal if None.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
         with seeded(derive(seed, "folds")):
@@ -257,17 +261,19 @@ class Stack:
         distances = Distances.of(list(fits.values()), problem.z)
         everything = torch.arange(len(problem), device=folds.device)
         kept = plausible_rows(problem, everything, self.robust)
-        weights = self.weights(names, distances.rows(kept), distinct, None if importance is None else importance[kept])
+        importance = torch.ones_like(problem.z[:, 0]) if importance is None else importance
+        weights = self.weights(names, distances.rows(kept), distinct, importance[kept])
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, rows, importance)
-        scale = recalibration(held_out, problem.z, distinct, self.shrinkage)
-        held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage)
+        effective = effective_number(distinct, importance)
+        scale = recalibration(held_out, problem.z, effective, self.shrinkage, importance)
+        held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage, importance)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
             WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, kept),
             names,
             weights,
-            torch.stack([distances.scores(row).mean() for row in torch.eye(len(names)).to(weights)]),
+            torch.stack([(importance * distances.scores(row)).mean() for row in torch.eye(len(names)).to(weights)]),
             scores.mean(0),
             scale,
             held_out,
@@ -276,6 +282,8 @@ class Stack:
             tuple(fits.values()),
             distances,
             everything[~torch.isin(everything, kept)],
+            importance,
+            effective,
         )
 
     def cross_fit(
@@ -304,9 +312,11 @@ class Stack:
     def weights(
         self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
     ) -> Tensor:
-        """Weights of these candidates, (K,); arguments as for `stack_weights`."""
+        """Weights of these candidates, (K,); arguments as for `stack_weights`, importance of any mean."""
         preference = distances.to_truth.new_tensor([self.preference * (name == "uncorrected") for name in names])
-        weights = stack_weights(distances, preference, self.pseudo_count, pairs, importance)
+        importance = None if importance is None else of_mean_one(importance)
+        effective = effective_number(pairs, importance)
+        weights = stack_weights(distances, preference, self.pseudo_count, effective, importance)
         weights = torch.where(weights < self.smallest, 0.0, weights)
         return weights / weights.sum()
 
@@ -316,7 +326,7 @@ class Stack:
         distances: Distances,
         folds: Tensor,
         rows: Sequence[Sequence[Tensor]],
-        importance: Tensor | None,
+        importance: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Draws of the stack for each pair, (N, R·S, p), and its scores, (R, N), with weights computed without the fold."""
         number, _, size, dim = next(iter(fits.values())).draws.shape
@@ -326,8 +336,7 @@ class Stack:
             for k, training in enumerate(rows[repeat]):
                 inside = (split == k).nonzero()[:, 0]
                 outside = training if len(training) else inside
-                some = None if importance is None else importance[outside]
-                w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), some)
+                w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), importance[outside])
                 scores[repeat, inside] = distances.rows(inside).scores(w)
                 each = torch.stack(
                     [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
