@@ -492,7 +492,9 @@ def test_pairs_of_weight_zero_do_not_enter_the_recalibration():
     draws[:40] *= 3.0
     weights = torch.cat([torch.full((40,), 2.0), torch.zeros(40)])
     assert effective_number(80.0, weights) == pytest.approx(40.0)
-    assert torch.equal(recalibration(draws, truth, 40.0, 5.0, weights), recalibration(draws[:40], truth[:40], 40.0, 5.0))
+    assert torch.equal(
+        recalibration(draws, truth, 40.0, 5.0, weights), recalibration(draws[:40], truth[:40], 40.0, 5.0)
+    )
     assert float(recalibration(draws, truth, 40.0, 5.0, weights).max()) < 0.6
 
 
@@ -521,7 +523,9 @@ def test_a_few_pairs_that_carry_all_weight_are_warned_of(base):
         theta = PRIOR.sample((30,))
     weights = torch.cat([torch.full((4,), 100.0), torch.ones(26)])
     with pytest.warns(FMCPEWarning, match="30 pairs that count as 4"):
-        FMCPE(base, simulate, recipe=SMALL).fit(theta, observe(theta), weights=weights, seed=0, show_progress_bars=False)
+        FMCPE(base, simulate, recipe=SMALL).fit(
+            theta, observe(theta), weights=weights, seed=0, show_progress_bars=False
+        )
 
 
 def test_a_parameter_that_the_data_do_not_show_is_named(base):

@@ -53,11 +53,15 @@ def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Ten
         simulated: Mean summary of simulations at θ, (N, f), if there are any.
         group: Which pairs are repeats, (N,).
     """
-    features, targets = standardised(z.double()), seen.double()
-    if simulated is not None:
-        mean = simulated.double()
-        features, targets = torch.cat([features, _components(mean)], dim=1), targets - mean
-    return *_robust_distances(features, _leading(standardised(targets)), group), group
+    features, targets = features_of(z, simulated), seen.double()
+    targets = targets if simulated is None else targets - simulated.double()
+    return *_robust_distances(features, leading(standardised(targets)), group), group
+
+
+def features_of(z: Tensor, simulated: Tensor | None) -> Tensor:
+    """θ, and leading components of the mean summary of simulations at θ, (N, f), standardised."""
+    features = standardised(z.double())
+    return features if simulated is None else torch.cat([features, _components(simulated.double())], dim=1)
 
 
 def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = FEWEST) -> Tensor:
@@ -118,7 +122,7 @@ def _components(rows: Tensor, most: int = 4) -> Tensor:
     return torch.linalg.svd(rows, full_matrices=False)[0][:, :most] * len(rows) ** 0.5
 
 
-def _leading(rows: Tensor, most: int = 16) -> Tensor:
+def leading(rows: Tensor, most: int = 16) -> Tensor:
     """Rows (N, f); in `most` principal directions if they have many numbers."""
     if rows.shape[1] <= MANY:
         return rows

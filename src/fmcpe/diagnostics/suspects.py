@@ -5,7 +5,8 @@ Three questions are asked of each pair, all answered without it:
     θ given y  Mahalanobis distance of the true z from the draws of members that have not seen the pair
     y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there
                (`fmcpe.outliers`, as are the p-values of distances)
-    swapped    with another pair: by how much each θ fits the other's y better than its own
+    swapped    with another pair: by how much each θ fits the other's y better than its own, and by how much more probable all
+               pairs are with the swap (`fmcpe.diagnostics.swaps`)
 
 Unconstrained z is stretched near a bound of the prior, physical θ is not, and neither is Gaussian there: a distance of θ is the
 smaller of the two. Two rows i and j are
@@ -25,9 +26,10 @@ from scipy import stats
 from torch import Tensor
 
 from fmcpe.diagnostics.cross_validated import held_out_of
+from fmcpe.diagnostics.swaps import Swaps, swap_gains
 from fmcpe.extrapolation import Range
 from fmcpe.metrics import energy_score
-from fmcpe.outliers import data_distances, p_values, shared_residuals
+from fmcpe.outliers import data_distances, features_of, leading, p_values, shared_residuals, standardised
 from fmcpe.problem import groups_of
 
 if TYPE_CHECKING:
@@ -124,8 +126,8 @@ def suspects(
     # the distance of each θ less what all of its repeats are off by
     repeats = [_squared_distances(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
     by_theta = squares.diagonal().sqrt(), torch.stack(repeats).amin(0).diagonal().sqrt()
-    swapped, partner = _swap_p_values(squares, truth.shape[1])
-    each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swapped)
+    swaps = Swaps.of(_swap_gains(squares, truth.shape[1])).or_else(Swaps.of(_evidence_gains(held_out, truth)))
+    each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
     p = torch.stack(each, dim=1).clamp_max(1.0)
     adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
     ends = held_out.z.quantile(torch.tensor([0.05, 0.95], device=truth.device), dim=1)
@@ -140,7 +142,7 @@ def suspects(
             i = int(worst[j])
             value, least, most = (float(each[j, i]) for each in (held_out.theta, low, high))
             by_theta, by_data, by_swap = p[j].tolist()
-            rows = int(given[j]), int(given[int(partner[j])])
+            rows = int(given[j]), int(given[int(swaps.partner[j])])
             gain = None if refit is None else _gain(held_out, truth, j, given, refit)
             found.append(Suspect(rows[0], by_theta, by_data, by_swap, rows[1], names[i], value, least, most, gain))
     return found
@@ -167,18 +169,20 @@ def _squared_distances(draws: Tensor, truth: Tensor, rows: int = 500) -> Tensor:
     return torch.cat(out)
 
 
-def _swap_p_values(squares: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """P-value of each pair against being swapped with its best partner, (N,), and that partner, (N,)."""
+def _swap_gains(squares: Tensor, dim: int) -> Tensor:
+    """Twice the smaller of both gains of log likelihood by each swap, (N, N)."""
     # where draws are too narrow, log densities are too sure
     over = squares.diagonal().median() / stats.chi2.median(dim)
     log_density = -0.5 * squares / over.clamp_min(1.0)
     gain = log_density - log_density.diagonal()[:, None]
-    both = 2 * torch.minimum(gain, gain.T)
-    both.fill_diagonal_(-torch.inf)
-    best, partner = both.max(1)
-    tail = stats.norm.sf((2 * best.clamp_min(0.0)).sqrt().cpu().numpy())
-    # as many partners as pairs, each counted once for two of them
-    return torch.as_tensor((len(squares) - 1) / 2 * tail, device=squares.device), partner
+    return 2 * torch.minimum(gain, gain.T)
+
+
+def _evidence_gains(held_out: HeldOut, truth: Tensor) -> Tensor:
+    """Gain of log evidence by each swap, (N, N), with and without simulations among the features."""
+    simulated = None if held_out.at_pairs is None else held_out.at_pairs.mean(1)
+    features = [features_of(truth, each) for each in ([None] if simulated is None else [None, simulated])]
+    return swap_gains(features, leading(standardised(held_out.seen.double())))
 
 
 def _data_distances(held_out: HeldOut, truth: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

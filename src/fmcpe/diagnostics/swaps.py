@@ -1,0 +1,128 @@
+r"""Have two calibration pairs been swapped? By the evidence of a regression of y on θ, with and without the swap.
+
+The summaries T (N, d) of y are normal given features X (N, f) of θ, \( T = X W + E \), with the conjugate matrix-normal
+inverse-Wishart prior of W and of the covariance of E. The log evidence is \( -\frac{ν}{2} \log |Ψ| \) and a constant that the
+order of the rows does not change, with \( Ψ = Ψ_0 + T^T T - A^T K A \), \( A = X^T T \) and \( K = (X^T X + P)^{-1} \). A swap
+of the rows i and j of X changes A by \( -(X_i - X_j)^T (T_i - T_j) \). So its gain of log evidence, in which the whole
+regression is fitted again, takes no fit.
+
+With δ the difference of both whitened means, the log likelihood ratio of a swap is N(-v/2, v), v = 2|δ|², for right rows: a
+gain g has p ≤ Φ(-√(2g)) for any v. Residuals with heavy tails have larger gains; all gains are divided by the square of the
+robust scale of (ratio + v/2)/√v over all pairs of rows, where that is above one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """The most probable swap of each row.
+
+    Args:
+        p: P-value of no swap with the best partner, times the number of partners, (N,).
+        partner: That partner, (N,).
+    """
+
+    p: Tensor
+    partner: Tensor
+
+    @classmethod
+    def of(cls, gain: Tensor) -> Swaps:
+        """From the log likelihood ratio of each swap, symmetric, (N, N)."""
+        best, partner = gain.clone().fill_diagonal_(-torch.inf).max(1)
+        tail = stats.norm.sf((2 * best.clamp_min(0.0)).sqrt().cpu().numpy())
+        # as many partners as pairs, each counted once for two of them
+        return cls(torch.as_tensor((len(gain) - 1) / 2 * tail, device=gain.device), partner)
+
+    def or_else(self, other: Swaps) -> Swaps:
+        """The more probable of two swaps of each row, with the p-value of two questions."""
+        p = (2 * torch.minimum(self.p, other.p)).clamp_max(1.0)
+        return Swaps(p, torch.where(self.p <= other.p, self.partner, other.partner))
+
+
+def swap_gains(features: Iterable[Tensor], targets: Tensor, most: int = 4000) -> Tensor:
+    """Gain of log evidence by each swap of two rows, symmetric, (N, N); -inf for all but the `most` probable swaps.
+
+    Args:
+        features: Sets of features of θ, (N, f) each; that of highest evidence counts.
+        targets: Summaries of y, (N, d), standardised.
+        most: Swaps that are looked at, by the likelihood ratio of the regression as it is.
+    """
+    directions = max(1, min(16, targets.shape[1], len(targets) // 3))
+    u, s, _ = torch.linalg.svd(targets, full_matrices=False)
+    rows = (u * s)[:, :directions]
+    penalties = torch.logspace(-4, 1, 6).tolist()
+    best = max((_Regression.of(each, rows, p) for each in features for p in penalties), key=lambda each: each.evidence)
+    return best.gains(most)
+
+
+@dataclass(frozen=True)
+class _Regression:
+    """A conjugate regression of T (N, d) on X (N, f)."""
+
+    x: Tensor
+    t: Tensor
+    inverse: Tensor
+    """K, (f, f)."""
+    start: Tensor
+    """Ψ_0, (d, d)."""
+    evidence: float
+
+    @classmethod
+    def of(cls, features: Tensor, t: Tensor, penalty: float, share: float = 0.1) -> _Regression:
+        """The prior's noise has `share` of the variance of T, and one degree of freedom more than it takes to have a mean."""
+        x = torch.cat([features.new_ones(len(features), 1), features], dim=1)
+        prior = x.new_full((x.shape[1],), penalty)
+        prior[0] = 1e-6
+        precision = x.T @ x + prior.diag()
+        start = share * t.square().mean() * torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
+        found = cls(x, t, torch.linalg.inv(precision), start, 0.0)
+        both = torch.logdet(prior.diag()) - torch.logdet(precision)
+        known = (found.freedom - len(t)) * torch.logdet(start)
+        evidence = 0.5 * (t.shape[1] * both + known - found.freedom * torch.logdet(found.scatter(x.T @ t)))
+        return cls(x, t, found.inverse, start, float(evidence))
+
+    @property
+    def freedom(self) -> int:
+        """ν, degrees of freedom with the prior's."""
+        return len(self.t) + self.t.shape[1] + 2
+
+    def scatter(self, a: Tensor) -> Tensor:
+        """Ψ for A (..., f, d): (..., d, d)."""
+        return self.start + self.t.T @ self.t - a.mT @ (self.inverse @ a)
+
+    def gains(self, most: int) -> Tensor:
+        """See `swap_gains`."""
+        number, a = len(self.t), self.x.T @ self.t
+        now, i, j = self.scatter(a), *torch.triu_indices(number, number, 1, device=self.t.device)
+        root = torch.linalg.cholesky(now / self.freedom)
+        mean = self.x @ self.inverse @ a
+        leverage = ((self.x @ self.inverse) * self.x).sum(1).clamp_max(0.95)
+        error = (self.t - mean) / (1 - leverage).sqrt()[:, None]
+        mean, error = (torch.linalg.solve_triangular(root, each.T, upper=False).T for each in (mean, error))
+        apart = mean[i] - mean[j]
+        half, along = apart.square().sum(1), -(apart * (error[i] - error[j])).sum(1)  # v/2, and ratio + v/2
+        scale = _scale(along / (2 * half).clamp_min(1e-12).sqrt())
+        chosen = (along - half).topk(min(most, len(i))).indices
+        i, j, gains = i[chosen], j[chosen], []
+        for first, second in zip(i.split(1000), j.split(1000), strict=True):  # bounds memory
+            change = (self.x[first] - self.x[second])[:, :, None] * (self.t[first] - self.t[second])[:, None]
+            gains.append(-0.5 * self.freedom * (torch.logdet(self.scatter(a - change)) - torch.logdet(now)))
+        out = mean.new_full((number, number), -torch.inf)
+        out[i, j] = out[j, i] = torch.cat(gains) / scale**2
+        return out
+
+
+def _scale(values: Tensor, most: int = 100_000) -> float:
+    """Robust scale of values that are standard normal at best: by both quartiles, or the upper tenth, and at least one."""
+    some = values[:: 1 + len(values) // most]
+    low, middle, high, upper = some.quantile(torch.tensor([0.25, 0.5, 0.75, 0.9], dtype=some.dtype, device=some.device))
+    normal = stats.norm.ppf([0.75, 0.9])
+    return max(1.0, float((high - low) / (2 * normal[0])), float((upper - middle) / normal[1]))
