@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Every package by version and hash: nothing else is installed, and nothing is looked for to build them with.
 LOCKED := $(PIP) --quiet --require-hashes --no-deps --no-build-isolation --use-pep517
 
-.PHONY: help demo test test-fast test-slow test-min lock audit smoke results results-tunnels lint format types docs dist dist-test bench clean
+.PHONY: help demo test test-fast test-slow test-min lock audit smoke results results-tunnels results-paper lint format types docs dist dist-test bench clean
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -80,6 +80,16 @@ results-tunnels: $(VENV)/.installed-dev ## The same for the stand-ins of both tu
 	$(BIN)/fmcpe bench run frontier --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
 	$(BIN)/fmcpe bench run speed --preset quick --task wind-tunnel --task light-tunnel --out fmcpe-tunnels
 	$(BIN)/fmcpe bench report --preset quick --out fmcpe-tunnels --keep docs/results/tunnels
+
+results-paper: $(VENV)/.installed-dev ## The run at the paper's budget into docs/results/paper (ten hours; goes on from the units that are kept there)
+	if [ -f docs/results/paper/units.json.gz ]; then $(BIN)/fmcpe bench restore docs/results/paper --out fmcpe-paper; fi
+	for experiment in main sbc; do \
+	  $(BIN)/fmcpe bench run $$experiment --preset paper --task gaussian --task pendulum --task wind-tunnel --out fmcpe-paper || exit 1; done
+	for experiment in independence prior; do $(BIN)/fmcpe bench run $$experiment --preset paper --out fmcpe-paper || exit 1; done
+	$(BIN)/fmcpe bench run timing --preset paper --task gaussian --task pendulum --task wind-tunnel --jobs 1 --out fmcpe-paper
+	$(BIN)/fmcpe bench run ablation --preset paper --task pendulum --task wind-tunnel --out fmcpe-paper
+	$(BIN)/fmcpe bench run sensitivity --preset paper --task pendulum --out fmcpe-paper
+	$(BIN)/fmcpe bench report --preset paper --out fmcpe-paper --keep docs/results/paper
 
 lint: $(VENV)/.installed-dev ## Lint and check the format
 	$(BIN)/ruff check .

@@ -129,6 +129,7 @@ def test_rotted_draws_are_left_out_of_the_report_with_a_warning(tmp_path):
         assert Results.read(tmp_path).arrays(fit) is None
 
 
+@pytest.mark.filterwarnings("ignore:Expected the draws")
 def test_a_kept_run_goes_on_in_a_new_directory(tmp_path, capsys):
     first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept"
     some = {("main", "smoke"): UNITS[:-1]}

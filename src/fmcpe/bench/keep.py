@@ -7,7 +7,7 @@ from pathlib import Path
 from fmcpe._disk import write_whole
 from fmcpe.bench import zoo
 from fmcpe.bench.numbers import all_numbers
-from fmcpe.bench.report import SECTIONS, whole_page
+from fmcpe.bench.report import BEYOND, SECTIONS, claims_table, whole_page
 from fmcpe.bench.restore import UNITS_FILE, finished_units
 from fmcpe.bench.results import Results
 from fmcpe.bench.table import Table
@@ -36,6 +36,10 @@ def keep(directory: str | Path, target: str | Path, preset: str | None = None) -
             if isinstance(item, Table) and item.rows:
                 content[f"{section.key}-{item.name}.csv"] = item.as_csv()
                 texts.append(f"[{section.key}] {item.as_text()}")
+    if any(results.done(section.experiment) for section in SECTIONS if section.key not in BEYOND):
+        claims = claims_table(results)
+        content["claims.csv"] = claims.as_csv()
+        texts.insert(0, f"[claims] {claims.as_text()}")
     if results.done("zoo"):
         content["zoo.json"] = zoo.as_json(results)
     content["tables.txt"] = "\n\n\n".join(texts) + "\n"

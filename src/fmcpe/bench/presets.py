@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fmcpe.bench.units import SIMULATION_TRAINED, Evaluation, Options, options
 from fmcpe.tasks import zoo
 
-_PAPER, _PAPER_SBC = Evaluation(), Evaluation(test=1000, draws=500, reference=0, joint=False)
+_PAPER, _PAPER_SBC = Evaluation(draws=50), Evaluation(test=1000, draws=500, reference=0, joint=False)
 _QUICK = Evaluation(test=300, draws=60, reference_draws=1000)
 _QUICKEST = replace(_QUICK, draws=20, reference=0)
 _SMOKE = Evaluation(test=30, draws=20, reference=1, reference_draws=60)

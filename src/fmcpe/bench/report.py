@@ -238,6 +238,17 @@ def whole_page(results: Results) -> str:
     return page(title_of(results), links, "".join([*body, repeat(results)]))
 
 
+def claims_table(results: Results) -> Table:
+    """Each claim of the paper that was measured, with the verdicts: what the summary of the page shows."""
+    rows = []
+    for claim in CLAIMS:
+        cells = [str(claim.verdict(results, v)) if v in claim.variants else "not asked" for v in VARIANTS]
+        if results.done(claim.experiment):
+            rows.append((claim.section, claim.says, *cells, claim.counts))
+    header = ("section", "the paper says", *(f"with {v}" for v in VARIANTS.values()), "compared")
+    return Table("claims", "The paper's claims, and whether our numbers agree", header, rows)
+
+
 def _summary(results: Results) -> str:
     rows = []
     for claim in CLAIMS:
