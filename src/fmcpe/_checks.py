@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from numbers import Integral, Real
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,42 +13,6 @@ from torch.distributions import Distribution
 
 from fmcpe._arrays import LOSS, UnreadableError, as_numbers
 from fmcpe._random import seeded
-
-
-def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether `value` is an integer, Python's or numpy's, of at least `least`."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a positive, finite number, Python's or numpy's."""
-    return isinstance(value, Real) and 0 < float(value) < math.inf
-
-
-def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
-    """Refuse a field of a dataclass unless `ok`; the message suggests its default."""
-    if not ok:
-        default = options.__dataclass_fields__[name].default
-        raise ValueError(f"Expected {name} to be {expected}, got {getattr(options, name)!r}. Try {name}={default!r}.")
-
-
-def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
-    """Refuse numeric fields of a dataclass that are not of their default's kind: whole numbers, or positive, finite ones.
-
-    Args:
-        options: The dataclass.
-        least: Smallest value of some whole numbers; 1 for all others. Shares (``validation...``) are below one.
-    """
-    for field in fields(options):
-        value, low = getattr(options, field.name), (least or {}).get(field.name, 1)
-        if isinstance(field.default, bool):
-            continue
-        if isinstance(field.default, int):
-            check_option(options, field.name, is_whole(value, low), f"a whole number of at least {low}")
-        elif isinstance(field.default, float):
-            check_option(options, field.name, is_positive(value), "a positive number")
-            share = field.name.startswith("validation")
-            check_option(options, field.name, not share or value < 1, "a number between 0 and 1")
 
 
 def as_tensor(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fmcpe._ambient import user_code
 from fmcpe._arrays import UnreadableError, as_numbers
-from fmcpe._checks import finite_rows, is_positive
+from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
+from fmcpe._options import is_positive
 from fmcpe._progress import advance
 from fmcpe._timeout import within
 

@@ -20,13 +20,13 @@ leave it (β/N)^½.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fmcpe._checks import check_numbers, check_option
+from fmcpe._options import LARGEST, SHARE, check_options, shortened
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
@@ -181,12 +181,13 @@ class Stack:
         folds: K.
         repeats: R.
         draws: Draws for each pair from each member that has not seen it.
-        preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs.
+        preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs;
+            0 for none.
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
-        shrinkage: Pseudo-count of a recalibration scale of one.
+        shrinkage: Pseudo-count of a recalibration scale of one; 0 for none.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
         robust: Whether pairs that are outliers among the training rows are left out of them, and of the weights.
-        smallest: Weight below which a candidate gets none.
+        smallest: Weight below which a candidate gets none, if another one is larger.
 
     Example:
         >>> from fmcpe.candidates import Prior, ResidualShift, Uncorrected
@@ -208,22 +209,24 @@ class Stack:
     smallest: float = 0.03
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", tuple(self.candidates))
-        names = [getattr(candidate, "name", None) for candidate in self.candidates]
-        if not names or None in names or len(set(names)) < len(names):
-            raise ValueError(
-                f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
-                "FineTuned()])."
-            )
-        wrong = [candidate for candidate in self.candidates if not isinstance(candidate, Candidate)]
+        listed = isinstance(self.candidates, Iterable)
+        given = tuple(self.candidates) if listed else ()
+        wrong = [each for each in given if not isinstance(each, Candidate)] if listed else [self.candidates]
         if wrong:
             raise TypeError(
-                f"Expected candidates, got {wrong[0]!r}. Pass objects, e.g. Stack([Prior(), Uncorrected()])."
+                f"Expected a list of candidates, got {shortened(wrong[0])}. Pass objects, e.g. Stack([Prior(), Uncorrected()])."
             )
-        check_numbers(self, {"folds": 2, "draws": 2})
-        for share in ("out_of_range", "smallest"):
-            check_option(self, share, getattr(self, share) < 1, "a number between 0 and 1")
-        check_option(self, "robust", isinstance(self.robust, bool), "True or False")
+        object.__setattr__(self, "candidates", given)
+        names = [getattr(candidate, "name", None) for candidate in given]
+        if not names or None in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"Expected candidates with different names, got {names}. Try Stack([Prior(), Uncorrected(), FineTuned()])."
+            )
+        limits = {
+            "folds": (2, LARGEST), "repeats": (1, 1000), "draws": (2, 10_000), "preference": (0.0, LARGEST),
+            "shrinkage": (0.0, LARGEST), "out_of_range": SHARE, "smallest": (0.0, 1.0),
+        }  # fmt: skip
+        check_options(self, limits, LARGEST)
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
@@ -307,7 +310,7 @@ class Stack:
         """Weights of these candidates, (K,); arguments as for `stack_weights`."""
         preference = distances.to_truth.new_tensor([self.preference * (name == "uncorrected") for name in names])
         weights = stack_weights(distances, preference, self.pseudo_count, pairs, importance)
-        weights = torch.where(weights < self.smallest, 0.0, weights)
+        weights = torch.where(weights < weights.max().clamp_max(self.smallest), 0.0, weights)  # the largest one stays
         return weights / weights.sum()
 
     def _held_out(

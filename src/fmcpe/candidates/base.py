@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import check_numbers
+from fmcpe._options import LARGEST, Limits, check_options
 from fmcpe._random import derive, seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
@@ -117,9 +117,12 @@ class Candidate(ABC):
     effort: ClassVar[float] = 1.0
     """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
 
+    limits: ClassVar[Mapping[str, Limits]] = {}
+    """Of options, `fmcpe._options.check_options`. Whole numbers start at 1 otherwise, and others are positive."""
+
     def __post_init__(self) -> None:
         if is_dataclass(self):
-            check_numbers(self)
+            check_options(self, self.limits, LARGEST)
 
     def skipped(self, problem: Problem) -> str | None:
         """Why this candidate cannot be fitted to a problem, in words; None if it can."""
@@ -272,11 +275,16 @@ def tiled(subsets: Sequence[Tensor], size: int) -> Tensor:
     return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
 
 
+def number_held_out(number: int, share: float) -> int:
+    """Size of the validation part of `number` rows: at least one, and at least one is left to train on."""
+    return min(max(1, round(share * number)), max(1, number - 1))
+
+
 def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Training and validation rows of one member; repeated θ stay together. A single θ is both."""
     groups, distinct = groups_of(theta[rows])
     if distinct == 1:
         return rows, rows
-    chosen = torch.randperm(distinct, device=theta.device)[: max(1, round(share * distinct))]
+    chosen = torch.randperm(distinct, device=theta.device)[: number_held_out(distinct, share)]
     inside = torch.isin(groups, chosen)
     return rows[~inside], rows[inside]

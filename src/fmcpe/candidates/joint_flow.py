@@ -16,13 +16,14 @@ anew every few steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fmcpe._options import SHARE, Limits
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import (
@@ -185,6 +186,7 @@ class JointFlow(Candidate):
 
     name = "joint_flow"
     effort = 15.0
+    limits: ClassVar[Mapping[str, Limits]] = {"validation": SHARE}
 
     def skipped(self, problem: Problem) -> str | None:
         if not problem.base.amortised:

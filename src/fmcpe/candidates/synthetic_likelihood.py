@@ -13,14 +13,14 @@ approximations around several points of high posterior density, and the prior. T
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fmcpe._checks import check_option, is_whole
+from fmcpe._options import Limits, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
 from fmcpe.candidates.emulator import Emulator, Features
@@ -217,7 +217,7 @@ class SyntheticLikelihood(Candidate):
     """A conjugate Bayesian regression of data on θ, and Bayes' rule.
 
     Args:
-        degrees: Of the polynomials that are tried.
+        degrees: Of the polynomials that are tried, 1 to 8, as far as they have at most 300 terms.
         directions: Largest number of directions of the data.
         modes: Laplace approximations in the proposal.
         proposals: Importance samples per observation.
@@ -229,19 +229,19 @@ class SyntheticLikelihood(Candidate):
     proposals: int = 256
 
     name = "synthetic_likelihood"
+    limits: ClassVar[Mapping[str, Limits]] = {"directions": (1, 10_000), "modes": (1, 1000), "proposals": (8, 100_000)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "degrees", tuple(self.degrees))
-        check_option(self, "degrees", bool(self.degrees) and all(map(is_whole, self.degrees)), "degrees of polynomials")
+        check_whole_numbers(
+            self, "degrees", 8, "(1, 2)", least=1
+        )  # monomials of higher ones are alike to within rounding
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[SyntheticPosterior]:
         dim = problem.z.shape[1]
+        degrees = [degree for degree in self.degrees if count(dim, degree) <= 300] or [1]
         kinds = [
-            Features(problem.space, problem.pool, degree, physical)
-            for degree in self.degrees
-            if degree == 1 or count(dim, degree) <= 300
-            for physical in (False, True)
+            Features(problem.space, problem.pool, degree, physical) for degree in degrees for physical in (False, True)
         ]
         emulator = None if problem.bank_x is None else Emulator.of(problem, self.directions)
         return [self._fit(problem, rows, kinds, emulator) for rows in subsets]

@@ -26,7 +26,7 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
-from fmcpe._checks import is_whole
+from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.metrics.pair_classifier import grouped_accuracy
 from fmcpe.metrics.sample_classifier import accuracies
