@@ -11,10 +11,10 @@ r"""The default recipe: fit several candidates, score each on pairs it has not s
     recalibration  a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
 
 With \( z_j \) the truth of pair j and \( Z, Z' \) draws for it: \( a_k = E|Z_k - z_j| \), \( D_{kl} = E|Z_k - Z'_l| \), s the
-smallest single-candidate score, w_0 the weight of `Uncorrected`. The prior of w is ∝ exp(β w_0) Π_k w_k^α. The only preference
-for a named candidate is β: a simulator that the pairs do not refute keeps its posterior. The energy score is quadratic in a
-small weight of a wrong candidate, so a refuted `Uncorrected` keeps a weight of order β/N; a Dirichlet pseudo-count of β would
-leave it (β/N)^½.
+smallest single-candidate score, w_0 the weight of the preferred candidate (`Candidate.preferred`), `Uncorrected`. The prior
+of w is ∝ exp(β w_0) Π_k w_k^α: a simulator that the pairs do not refute keeps its posterior. The energy score is quadratic in
+a small weight of a wrong candidate, so a refuted `Uncorrected` keeps a weight of order β/N; a Dirichlet pseudo-count of β
+would leave it (β/N)^½.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def cross_fit(
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
-        member.components = max(4, member.components // len(members))
+        member.use_components(max(4, member.components // len(members)))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
     for repeat, parts in enumerate(unseen):
@@ -308,7 +308,8 @@ class Stack:
         self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
     ) -> Tensor:
         """Weights of these candidates, (K,); arguments as for `stack_weights`."""
-        preference = distances.to_truth.new_tensor([self.preference * (name == "uncorrected") for name in names])
+        preferred = {candidate.name for candidate in self.candidates if candidate.preferred}
+        preference = distances.to_truth.new_tensor([self.preference * (name in preferred) for name in names])
         weights = stack_weights(distances, preference, self.pseudo_count, pairs, importance)
         weights = torch.where(weights < weights.max().clamp_max(self.smallest), 0.0, weights)  # the largest one stays
         return weights / weights.sum()

@@ -71,6 +71,10 @@ class Posterior(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     """Whether the answer for one observation depends on the others that are asked about at the same time."""
 
+    def use_components(self, number: int) -> None:
+        """Evaluate the density with so many draws of x̃."""
+        self.components = number
+
     @abstractmethod
     def sample(self, y: Tensor, n: int) -> Tensor:
         """Draws for raw observations: (B, ...) -> (B, n, p)."""
@@ -114,6 +118,8 @@ class Candidate(ABC):
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
     """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+    preferred: ClassVar[bool] = False
+    """Whether the preference β of `Stack` is for this candidate."""
     effort: ClassVar[float] = 1.0
     """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
 

@@ -17,6 +17,7 @@ class Uncorrected(Candidate):
 
     name = "uncorrected"
     uses_pairs = False
+    preferred = True
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[Transported]:
         return [Transported(problem.summarised, problem.space) for _ in subsets]
