@@ -11,7 +11,8 @@ from torch import Tensor
 from fmcpe.candidates.base import Posterior
 
 FAR = 1e6
-"""Prior standard deviations beyond which a draw counts as this far: squares of larger ones overflow in single precision."""
+"""Numerical guard: a draw farther out, in prior standard deviations, counts as this far. Squares of
+larger ones overflow in single precision."""
 
 
 @dataclass(frozen=True)

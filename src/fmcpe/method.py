@@ -32,11 +32,6 @@ from fmcpe.stacking import Stack
 if TYPE_CHECKING:
     from fmcpe.diagnostics.cv_plus import CVPlus
 
-BANK = 2000
-"""Simulations from the prior: for replay, scales, and what is usual among simulations."""
-SIMULATIONS_PER_PAIR = 16
-"""Simulations at the θ of each pair, for candidates that compare them with y."""
-
 
 class FMCPE:
     """Corrects a simulation-trained posterior with a few real measurements.
@@ -105,10 +100,6 @@ class FMCPE:
         """Number of simulations that `fit` runs for `num_pairs` pairs without ``x=``."""
         return 0 if self.simulator is None else planned_simulations(self.recipe, num_pairs, self.simulations is None)
 
-    @property
-    def _bank(self) -> int:
-        return self.recipe.num_statistics if isinstance(self.recipe, Paper) else BANK
-
     def fit(
         self,
         theta: Any,
@@ -155,11 +146,11 @@ class FMCPE:
         simulator = self._simulator(y.shape[1:], x)
         number = 0 if simulator is None else self.num_simulations(len(theta))
         logging.getLogger("fmcpe").info("fit runs %d simulations", number)
-        started, paper = time.perf_counter(), isinstance(self.recipe, Paper)
+        started = time.perf_counter()
         with settled(y.shape[1:].numel()), seeded(seed):
             problem = build_problem(
-                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self._bank,
-                simulations=0 if paper else SIMULATIONS_PER_PAIR, show_progress_bars=show_progress_bars,
+                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self.recipe.bank,
+                simulations=self.recipe.simulations_per_pair, show_progress_bars=show_progress_bars,
             )  # fmt: skip
             if simulator is not None:
                 simulator.warn()
@@ -217,9 +208,7 @@ class FMCPE:
 def planned_simulations(recipe: str | Stack | Paper, num_pairs: int, bank: bool = True) -> int:
     """Number of simulations that a recipe runs for `num_pairs` pairs; `bank` counts those drawn from the prior."""
     recipe = _as_recipe(recipe)
-    if isinstance(recipe, Paper):
-        return recipe.num_statistics * bank + recipe.num_simulations(num_pairs)
-    return BANK * bank + SIMULATIONS_PER_PAIR * num_pairs
+    return recipe.bank * bank + recipe.num_simulations(num_pairs)
 
 
 def _as_recipe(recipe: str | Stack | Paper) -> Stack | Paper:

@@ -25,23 +25,25 @@ from torch import Tensor
 from fmcpe.extrapolation import whitening
 from fmcpe.problem import Problem, groups_of
 
-FEWEST = 8
-"""Smallest number of pairs for which outliers are looked for."""
-
-LEVEL = 0.03
-"""Family-wise level of outliers among the training rows."""
-
 MANY = 256
-"""Numbers of a summary above which a decomposition of all of them takes longer than a fit."""
+"""Resource limit: numbers of a summary above which a decomposition of all of them takes longer than a fit."""
 
 
-def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True) -> Tensor:
-    """The rows that are no outliers among them: of clean pairs, nearly always all; all of them unless `robust`."""
-    if not robust or len(rows) < FEWEST:
+def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
+    """The rows that are no outliers among them: of clean pairs, nearly always all.
+
+    Args:
+        problem: The pairs and all else.
+        rows: Row numbers, (n,).
+        robust: Whether outliers are looked for; otherwise all rows are returned.
+        level: Family-wise level: the probability that a clean set of pairs loses one.
+        fewest: Smallest number of pairs for which outliers are looked for.
+    """
+    if not robust or len(rows) < fewest:
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances) >= LEVEL / len(rows)]
+    return rows[p_values(*distances, fewest) >= level / len(rows)]
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +62,7 @@ def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Ten
     return *_robust_distances(features, _leading(standardised(targets)), group), group
 
 
-def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = FEWEST) -> Tensor:
+def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) -> Tensor:
     """Student-t p-value of each distance among all of them, (N,), by median and robust scale of its ⅔ power.
 
     Args:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -208,6 +209,13 @@ class Stack:
     robust: bool = True
     smallest: float = 0.03
 
+    bank: ClassVar[int] = 2000
+    """Resource limit: simulations from the prior, for replay, scales, and what is usual among simulations. They can be given:
+    `FMCPE(simulations=)`."""
+    simulations_per_pair: ClassVar[int] = 16
+    """Resource limit: simulations at the θ of each pair, for candidates that compare them with y. They can be given:
+    `fit(x=)`."""
+
     def __post_init__(self) -> None:
         listed = isinstance(self.candidates, Iterable)
         given = tuple(self.candidates) if listed else ()
@@ -227,6 +235,10 @@ class Stack:
             "shrinkage": (0.0, LARGEST), "out_of_range": SHARE, "smallest": (0.0, 1.0),
         }  # fmt: skip
         check_options(self, limits, LARGEST)
+
+    def num_simulations(self, pairs: int) -> int:
+        """Number of simulations that a fit on `pairs` pairs runs, without the bank."""
+        return self.simulations_per_pair * pairs
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False

@@ -10,7 +10,7 @@ import copy
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,14 @@ class Paper:
     embedding_net: nn.Module | None = field(default=None, compare=False)
     summaries: bool = False
     num_statistics: int = 2000
+
+    simulations_per_pair: ClassVar[int] = 0
+    """None before training: each gradient step runs its own."""
+
+    @property
+    def bank(self) -> int:
+        """Simulations from the prior."""
+        return self.num_statistics
 
     def __post_init__(self) -> None:
         limits = {"num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE}
