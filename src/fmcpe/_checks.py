@@ -24,7 +24,7 @@ def as_tensor(
     finite: bool = True,
     rows: int | None = None,
 ) -> Tensor:
-    """A tensor of its own from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
+    """A new tensor from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
 
     From `rows` rows on, values that lose precision in float32 are refused.
     """
@@ -62,7 +62,7 @@ def _which_rows(bad: Tensor, most: int = 5) -> str:
 
 def finite_rows(data: Tensor) -> Tensor:
     """Which rows of data (N, ...) hold finite numbers only, (N,)."""
-    # A sum is finite only if its terms are, and takes a twentieth of the time of a look at each number of an image.
+    # The sum is finite only if all terms are, and costs a twentieth of an elementwise test on images.
     if bool(torch.isfinite(data.sum())):
         return torch.ones(len(data), dtype=torch.bool, device=data.device)
     return torch.isfinite(data).flatten(1).all(1)
@@ -75,13 +75,13 @@ def parameter_dim(prior: Distribution) -> int:
 
 
 def prior_device(prior: Distribution) -> torch.device:
-    """Where a prior has its numbers; leaves the global generator as it was."""
+    """The device of a prior; leaves the global generator as it was."""
     with seeded(0):
         return prior.sample((1,)).device
 
 
 def check_prior_device(prior: Distribution, device: str | torch.device) -> None:
-    """Refuse a prior on another kind of device: its bounds would meet the networks' numbers."""
+    """Refuse a prior on another type of device than the networks."""
     own, asked = prior_device(prior), torch.device(device)
     if own.type != asked.type:
         raise ValueError(
@@ -255,7 +255,7 @@ _SBI_OPTIONS = {
     "reject_outside_prior", "max_sampling_time", "return_partial_on_timeout", "norm_posterior",
     "leakage_correction_params", "learning_rate", "init_method", "save_best_every",
 }  # fmt: skip
-"""Options of sbi's posteriors without effect here: draws never leave the support, densities never leak."""
+"""Options of sbi's posteriors that have no effect here: draws stay inside the support, densities do not leak."""
 
 
 def check_sbi_options(options: dict[str, Any]) -> None:

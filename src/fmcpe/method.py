@@ -1,4 +1,4 @@
-"""FMCPE: checks the input, builds the problem, runs the recipe."""
+"""`FMCPE`, the entry point: it checks the input, builds the problem and runs the recipe."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FMCPE:
         self.names = None if known is None else as_names(known, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
-        if simulator is not None:  # what is not a function is refused before there are pairs
+        if simulator is not None:  # refuse anything but a function now, not at the first fit
             CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
@@ -137,7 +137,8 @@ class FMCPE:
         names = as_names(given or default_names(theta.shape[1]), theta.shape[1])
         if theta.shape[0] < 10:
             warnings.warn(
-                f"Expected 10 or more calibration pairs, got {theta.shape[0]}: so few say little of what is wrong.",
+                f"Expected 10 or more calibration pairs, got {theta.shape[0]}. So few pairs reveal little about the "
+                "misspecification: measure more.",
                 FMCPEWarning,
                 stacklevel=2,
             )

@@ -52,10 +52,10 @@ def cross_fit(
     """Fit a candidate outside each fold, and draw inside it.
 
     Args:
-        candidate: What is fitted.
-        problem: The pairs and all else.
+        candidate: The candidate.
+        problem: The pairs, simulations and base posterior.
         folds: The fold of each pair in each repeat, (R, N).
-        rows: What is fitted to in place of each fold of each repeat, `training_rows`.
+        rows: Training rows of each fold of each repeat, `training_rows`.
         draws: S, draws for each pair from each member that has not seen it.
         seed: Of fits and draws; those of one fold do not depend on the data of another.
     """
@@ -135,14 +135,14 @@ def _convex(matrix: Tensor) -> Tensor:
 
 
 def _newton_step(hessian: Tensor, gradient: Tensor) -> Tensor:
-    """The step of a quadratic program whose variables sum to a constant."""
+    """The Newton step on the simplex: its entries sum to zero."""
     solved = torch.linalg.solve(hessian, torch.stack([gradient, torch.ones_like(gradient)], dim=1))
     return solved[:, 1] * (solved[:, 0].sum() / solved[:, 1].sum()) - solved[:, 0]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted stack and what it was chosen by.
+    """A fitted stack, and the quantities that its weights were computed from.
 
     Args:
         posterior: The deployed posterior.
@@ -178,7 +178,7 @@ class Stack:
     """The default recipe: a mixture of candidates, weighted by their cross-validated energy score.
 
     Args:
-        candidates: What is fitted.
+        candidates: The candidates to fit.
         folds: K.
         repeats: R.
         draws: Draws for each pair from each member that has not seen it.
@@ -246,7 +246,7 @@ class Stack:
         """Fit all candidates, and find the weights.
 
         Args:
-            problem: The pairs and all else.
+            problem: The pairs, simulations and base posterior.
             seed: Of splits, fits and draws.
             importance: What each pair counts in the score, (N,), of mean one.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
@@ -301,7 +301,7 @@ class Stack:
         seed: int,
         show_progress_bars: bool = False,
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
-        """Every candidate that can be fitted, and why the others cannot."""
+        """The cross-fitted candidates, and why the others were skipped."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
         for candidate in self.candidates:
             reason = candidate.skipped(problem)

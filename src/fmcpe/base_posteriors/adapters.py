@@ -58,7 +58,7 @@ class DensityBase(BasePosterior):
         """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
-        # it shares the flow's tensors, and is stale once they are replaced, e.g. on another device
+        # it shares the flow's tensors, so it is stale once they are replaced, e.g. by a move to another device
         if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
             self._net, self._made_of = natively(net, own_weights=False) or net, parts
         return self._net(self._embed(x))

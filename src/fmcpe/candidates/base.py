@@ -43,7 +43,7 @@ class Shared:
 
 
 class Remembered:
-    """Cache for the last observations: a density is evaluated for the same ones many times."""
+    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
@@ -63,13 +63,13 @@ class Posterior(nn.Module, ABC):
     """
 
     space: ParameterSpace
-    """Physical θ <-> z. Members share it and a file holds it once, so it is set past `nn.Module`, as no submodule."""
+    """Physical θ <-> z. Members share it and a file stores it once, so it is not registered as a submodule."""
 
     components: int = 1
     """Draws of x̃ in its density, where that is a Monte-Carlo mixture."""
 
     transductive: ClassVar[bool] = False
-    """Whether the answer for one observation depends on the others that are asked about at the same time."""
+    """Whether the answer for one observation depends on the others in its batch."""
 
     def use_components(self, number: int) -> None:
         """Evaluate the density with so many draws of x̃."""
@@ -85,7 +85,7 @@ class Posterior(nn.Module, ABC):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Members of a mixture that are of one kind are evaluated together."""
+        """Key of the members that a mixture evaluates together."""
         return (type(self),)
 
     @classmethod
@@ -105,7 +105,7 @@ class Posterior(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> Posterior:
-        """A posterior of this architecture, its numbers still to be loaded."""
+        """A posterior of this architecture; its tensors are loaded later."""
 
 
 class Candidate(ABC):
@@ -117,11 +117,11 @@ class Candidate(ABC):
 
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
-    """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+    """Whether the fit depends on the pairs. If not, there is a single member, and it is scored on all pairs."""
     preferred: ClassVar[bool] = False
     """Whether the preference β of `Stack` is for this candidate."""
     effort: ClassVar[float] = 1.0
-    """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
+    """Approximate time of a fit, relative to other candidates; only progress bars use it."""
 
     limits: ClassVar[Mapping[str, Limits]] = {}
     """Of options, `fmcpe._options.check_options`. Whole numbers start at 1 otherwise, and others are positive."""
@@ -136,10 +136,10 @@ class Candidate(ABC):
 
     @abstractmethod
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> Sequence[Posterior]:
-        """One posterior for each set of row numbers, fitted on these rows alone; networks are trained as one batch."""
+        """One posterior per set of row numbers, fitted on those rows alone; their networks are trained as one batch."""
 
     def fit(self, problem: Problem, rows: Tensor) -> Posterior:
-        """The posterior that these rows give."""
+        """The posterior fitted on these rows."""
         return self.fit_members(problem, [rows])[0]
 
 
@@ -193,7 +193,7 @@ class Transported(Posterior):
     @classmethod
     @torch.no_grad()
     def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """The base posterior, which all share, is asked in one call."""
+        """One call of the base posterior serves all members."""
         if len(members) == 1:
             return super().sample_together(members, y, counts)
         x = torch.cat([member.source(y, n) for member, n in zip(members, counts, strict=True)], dim=1)
@@ -219,7 +219,7 @@ class Transported(Posterior):
 def log_probs_of_sources(
     members: Sequence[Transported], z0: Sequence[Tensor], log_det: Sequence[Tensor], y: Tensor, rows: int = 20_000
 ) -> list[Tensor]:
-    """Log density of members on one base posterior at what `pull` gave each; it is asked about `rows` θ at a time."""
+    """Log density of members on one base posterior at what `pull` gave each; at most `rows` θ per call."""
     fresh: list[tuple[Tensor, Tensor]] = []
 
     def component(k: int) -> tuple[Tensor, Tensor]:

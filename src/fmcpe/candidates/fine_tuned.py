@@ -2,10 +2,10 @@ r"""The base estimator fine-tuned on the pairs, embedding included where there i
 
     minimise  E_pairs[-log q(θ_j | y_j)] + E_bank[-log q(θ | x)]        q starts as p̂; simulations x are domain-randomised
 
-Each member goes on training from the base posterior's weights on its own rows, and stops early on a part of them that it does
-not train on. Replayed simulations keep what they taught; where the base posterior was trained with domain randomisation, they
-are randomised too, and y is assigned a distortion level. All members take their steps as one batch of networks; nothing that
-they share, random numbers included, depends on which rows a member has.
+Each member continues training from the base posterior's weights on its own rows, with early stopping on a held-out part of
+them. Replayed simulations prevent forgetting; where the base posterior was trained with domain randomisation, they are
+randomised too, and y is assigned a distortion level. Members are trained as one batch of networks; nothing that they share,
+random numbers included, depends on the rows of a member.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fmcpe.spaces import ParameterSpace
 
 
 class FineTunedPosterior(Transported):
-    """The base posterior with weights of its own.
+    """The base posterior with fine-tuned weights.
 
     Args:
         base: The base posterior that was fine-tuned, on raw data.

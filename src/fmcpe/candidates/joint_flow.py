@@ -79,7 +79,7 @@ class JointFlowed(Transported):
         self.sigma, self.solver, self.clips, self.is_random = sigma, solver, clips, u_x is not None
 
     def condition(self, y: Tensor) -> Tensor:
-        """What both fields know of raw observations, (B, *shape)."""
+        """The condition of both fields, from raw observations: (B, *shape)."""
         seen = self.y_scale(self.base.summarise(y))
         return clipped(seen) if self.clips else seen
 
@@ -109,7 +109,7 @@ class JointFlowed(Transported):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        # fields of the candidate, conditioned on vectors, can be evaluated as one batch of networks; the recipe's cannot
+        # fields of `JointFlow`, conditioned on vectors, can be evaluated as one batch of networks; those of `Paper` cannot
         return super().kind if isinstance(self.y_scale, FlatStandardiser) else (type(self), id(self))
 
     @classmethod

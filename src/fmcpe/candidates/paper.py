@@ -125,7 +125,7 @@ class Paper:
         check_option(self, "embedding_net", net is None or isinstance(net, nn.Module), "a torch module or None")
 
     def fit(self, problem: Problem, show_progress_bars: bool = False) -> tuple[JointFlowed, dict[str, list[float]]]:
-        """Train both flows on all pairs, with torch's global generator: the trained chain, and losses by epoch."""
+        """Train both flows on all pairs, with torch's global generator; returns the trained chain and the losses by epoch."""
         base, simulator = problem.base, problem.simulator
         if self.summaries and self.embedding_net is None:
             base = problem.summarised
@@ -205,12 +205,12 @@ def _train(
 ) -> dict[str, list[float]]:
     """Train the fields phase by phase; those of one phase keep the weights of the same epoch.
 
-    In joint training u_Θ corrects the source that u_X produced in the same epoch, and no other.
+    In joint training, u_Θ corrects the source that u_X produces in the same epoch.
     """
     order = torch.randperm(len(pairs.z), device=pairs.z.device)
     held_out = number_held_out(len(order), recipe.validation_fraction)
     training, validation = order[held_out:], order[:held_out]
-    validation = validation.repeat(-(-64 // held_out))  # at least 64 rows: each copy has its own noise and time
+    validation = validation.repeat(-(-64 // held_out))  # at least 64 rows: each copy gets its own noise and time
     per_epoch = -(-len(training) // recipe.batch_size)
     validation_seed = int(torch.randint(2**31, ()))  # common random numbers: epochs differ in their weights only
     batches: list[Tensor] = []

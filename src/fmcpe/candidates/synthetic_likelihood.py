@@ -3,11 +3,12 @@ r"""A likelihood p(y | θ) regressed from the pairs, inverted by Bayes' rule wit
     s(y) = μ + Bᵀ φ(θ) + ε          s: leading directions of the data, φ: polynomials of θ, ε: Student's t
     (`fmcpe.nn.conjugate`) p(z | y) ∝ p(z) t(s(y); φ(z))
 
-A pair shows what reality makes of a θ. Where that is smooth in θ, few coefficients describe it. The simulator is the prior
-mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the pairs decide. Its noise is
-the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for a simulator that says nothing; prior,
-degree and precisions are those of highest evidence. Draws are importance-resampled from a defensive mixture: Laplace
-approximations around several points of high posterior density, and the prior. The same weights give the normaliser.
+A pair is one draw of the real data at a θ. Where their distribution is smooth in θ, few coefficients describe it. The
+simulator is the prior mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the
+pairs decide. Its noise is the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for an
+uninformative simulator; prior, degree and precisions are those of highest evidence. Draws are importance-resampled from a
+defensive mixture: Laplace approximations around several points of high posterior density, and the prior. The same weights
+give the normaliser.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class _Target:
         return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
 
     def _starts(self) -> Tensor:
-        """Draws of the prior, picked by the tempered likelihood so that at least some tens of them count: (E·B, C, p)."""
+        """Draws of the prior, resampled by the likelihood, tempered so that some tens of draws have weight: (E·B, C, p)."""
         pool = self.first.pool
         mean, factor = self.regression.predict(self.first.features(pool).expand(self.number, -1, -1))
         seen = self.seen.unflatten(0, (self.number, -1))
@@ -233,9 +234,8 @@ class SyntheticLikelihood(Candidate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole_numbers(
-            self, "degrees", 8, "(1, 2)", least=1
-        )  # monomials of higher ones are alike to within rounding
+        # monomials of higher degrees are alike to within rounding
+        check_whole_numbers(self, "degrees", 8, "(1, 2)", least=1)
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[SyntheticPosterior]:
         dim = problem.z.shape[1]

@@ -1,4 +1,4 @@
-r"""No correction: the base posterior asked about y as if it were simulated, \( \hat p(\theta | x = y) \)."""
+r"""No correction: the base posterior evaluated at y, as if y were simulated, \( \hat p(\theta | x = y) \)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Stacked:
         self._tied = len(list(self.skeleton.named_parameters(remove_duplicate=False))) > len(self.weights)
 
     def __call__(self, *rows: Tensor) -> Tensor:
-        """Each member at its own rows: tensors (K, B, ...) -> (K, ...)."""
+        """Each member evaluated at its own rows: tensors (K, B, ...) -> (K, ...)."""
         if self._natively:
             out: Tensor = functional_call(self.skeleton, self.weights, rows, tie_weights=self._tied)
             return out
@@ -105,7 +105,7 @@ class Alone:
 
 
 class Each(nn.Module):
-    """Any network as a layer of one that takes stacked weights; members share its buffers."""
+    """Any network, as a layer of a module that takes stacked weights; members share its buffers."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
