@@ -345,9 +345,8 @@ class Stack:
                 some = None if importance is None else importance[outside]
                 w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), some)
                 scores[repeat, inside] = distances.rows(inside).scores(w)
-                each = torch.stack(
-                    [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
-                )  # (K, n, S, p)
+                own = [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
+                each = torch.stack(own)  # (K, n, S, p)
                 which = torch.multinomial(w, len(inside) * size, replacement=True).reshape(len(inside), size)
                 draws[inside, repeat] = each[which, torch.arange(len(inside))[:, None], torch.arange(size)]
         return draws.flatten(1, 2), scores

@@ -202,10 +202,7 @@ class Transported(Posterior):
         return [member.push(part, y) for member, part in zip(members, z, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.log_prob_of_source(*self.pull(z, y), y)
-
-    def log_prob_of_source(self, z0: Tensor, log_det: Tensor, y: Tensor) -> Tensor:
-        """Log density at what `pull` gave."""
+        z0, log_det = self.pull(z, y)
         return log_probs_of_sources([self], [z0], [log_det], y)[0]
 
     def to_config(self) -> dict[str, Any]:

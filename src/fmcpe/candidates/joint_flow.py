@@ -210,10 +210,8 @@ class JointFlow(Candidate):
         z1, dim = problem.z[rows], y.shape[2]
         u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number, y.device) for moved in (dim, space.dim))
         copies, pool = max(1, 2000 // (number * size)), torch.empty(0)
-        training, validation = (
-            [
-                (index == each[:, None]).nonzero()[:, 1] for index, each in zip(subsets, part, strict=True)
-            ]  # their places
+        training, validation = (  # as places in each member's rows
+            [(index == each[:, None]).nonzero()[:, 1] for index, each in zip(subsets, part, strict=True)]
             for part in split_each(subsets, problem.theta, self.validation)
         )
 
