@@ -2,7 +2,9 @@
 
 import errno
 import io
+import os
 import sqlite3
+from types import SimpleNamespace
 
 import bench_helpers as helpers
 import pytest
@@ -79,9 +81,12 @@ def test_a_full_disk_loses_nothing_that_was_done(tmp_path):
 
 def test_a_disk_that_is_full_while_files_are_written(tmp_path, monkeypatch):
     """The run ends with the message of the disk; the same command goes on later."""
-    monkeypatch.setattr(
-        "fmcpe._disk.os.write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left"))
-    )
+
+    def full(handle, rest):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    # of the module alone: processes are started with os.write, too
+    monkeypatch.setattr("fmcpe._disk.os", SimpleNamespace(**vars(os) | {"write": full}))
     with pytest.raises(OSError, match=r"No space left.*Free space"):
         run(tmp_path, PLANS, jobs=1, perform=helpers.perform)
     monkeypatch.undo()

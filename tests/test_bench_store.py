@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import bench_helpers as helpers
 
@@ -79,14 +80,7 @@ def test_killed_runs_are_not_held_against_a_unit(tmp_path):
     directory, base = tmp_path / "run", UNITS[0]
     killed_runs(directory, MAX_DEATHS, base)
     died = tmp_path / "died"
-
-    def dies_once(unit, content=None):
-        if unit.kind == "base" and unit.task == base.task and not died.exists():
-            died.write_text("")
-            os.kill(os.getpid(), 9)
-        return helpers.perform(unit, content)
-
-    outcome = run(directory, PLANS, jobs=1, perform=dies_once)
+    outcome = run(directory, PLANS, jobs=1, perform=partial(helpers.dies_once, died, base.task))
     assert died.exists() and (outcome.done, outcome.failed) == (len(UNITS), 0)
     with Store(directory, read_only=True) as store:
         attempts = {row.unit.id: row.attempts for row in store.rows().values()}

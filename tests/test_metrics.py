@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe import metrics
-from fmcpe.metrics import sample_classifier
+from fmcpe.metrics import classifiers
 
 NORMAL = torch.distributions.Normal(0.0, 1.0)
 
@@ -139,9 +139,10 @@ def test_each_classifier_keeps_its_best_weights() -> None:
     noise = normal(0, 6, 10, 100, 2).float()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        weights = sample_classifier._trained(sample_classifier._initial(10, 3, 2), noise)
+        networks = classifiers._untrained(10, 3, 2)
+        classifiers._train_rows(networks, noise)
     # Guessing costs log 2 a row; so does the best that can be learned of noise, and the last step's costs several times that.
-    assert sample_classifier._losses(weights, noise[:, :, :10]).max() < 1.2 * math.log(2)
+    assert classifiers._losses(networks, noise[:, :, :10]).max() < 1.2 * math.log(2)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 5))])

@@ -10,7 +10,7 @@ from fmcpe import _turns
 from fmcpe._interrupts import Restoring
 
 LARGE = 4096
-"""Numbers in one observation from which on several threads pay: images. Below, threads cost more than they give."""
+"""Resource limit: numbers in one observation from which on several threads pay, as for images; below, they cost more time."""
 
 
 class _Caller:

@@ -1,4 +1,4 @@
-"""Arrays of users as tensors: always a copy, never a guess.
+"""Users' arrays as tensors: always a copy, never a guess.
 
 Masked values, complex numbers, and double precision that single precision would round away are refused.
 """
@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 LOSS = 0.01
-"""Rounding error to single precision, as a share of the standard deviation, beyond which data are refused."""
-CONSTANT = 1e-12
-"""Standard deviation, as a share of the largest value, below which a column in double precision is constant."""
-
-SMALLEST = float(torch.finfo(torch.float32).tiny) / LOSS
-"""Size below which single precision loses digits because it has no smaller numbers."""
+"""Numerical guard: data that rounding to single precision costs more than this share of the standard deviation are refused."""
 
 
 class UnreadableError(ValueError):
-    """Numbers that cannot be taken as they are; the message has the second and third part of an error."""
+    """Numbers that must not be converted silently; the message has the second and third part of an error."""
 
 
 def as_numbers(
     value: Any, dtype: torch.dtype, device: Any = None, *, masked_as_nan: bool = False, rows: int | None = None
 ) -> Tensor:
-    """A tensor of its own of a number, a list, an array, a DataFrame or a tensor.
+    """A new tensor from a number, a list, an array, a DataFrame or a tensor.
 
     Args:
         value: Of any byte order, strides and precision.
@@ -85,12 +80,13 @@ def _as_array(value: Any, masked_as_nan: bool) -> Any:
     return np.array(array, dtype=exact, order="C", copy=True)
 
 
-def refuse_loss(data: Tensor, least: int) -> None:
-    """Refuse columns of data (N, ...) whose spread drowns in the rounding to single precision.
+def refuse_loss(data: Tensor, least: int, constant: float = 1e-12) -> None:
+    """Refuse columns of data (N, ...) whose spread is lost in rounding to single precision.
 
     Args:
         data: Finite or not, in double precision or whole numbers.
-        least: Rows below which nothing is known of the spread.
+        least: Fewest rows from which the spread is estimated.
+        constant: Standard deviation, as a share of the largest value, below which a column in double precision is constant.
     """
     if data.ndim == 0 or len(data) < least:
         return
@@ -100,10 +96,11 @@ def refuse_loss(data: Tensor, least: int) -> None:
         return
     spread, size = rows.std(0), rows.abs().amax(0)
     lost = (rows - rows.float().double()).square().mean(0).sqrt()
-    bad = (spread > CONSTANT * size) & (lost > LOSS * spread)
+    bad = (spread > constant * size) & (lost > LOSS * spread)
     if bool(bad.any()):
         worst = int(torch.where(bad, lost / spread, torch.zeros_like(lost)).argmax())
-        if float(size[worst]) < SMALLEST:
+        # below this size, single precision loses digits because it has no smaller numbers
+        if float(size[worst]) < float(torch.finfo(torch.float32).tiny) / LOSS:
             raise UnreadableError(
                 f"got {int(bad.sum())} of {len(bad)} column(s) too small for single precision: column {worst} has standard "
                 f"deviation {float(spread[worst]):.3g}. Choose a smaller unit, the same for simulations and measurements"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from numbers import Integral, Real
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,42 +15,6 @@ from fmcpe._arrays import LOSS, UnreadableError, as_numbers
 from fmcpe._random import seeded
 
 
-def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether `value` is an integer, Python's or numpy's, of at least `least`."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a positive, finite number, Python's or numpy's."""
-    return isinstance(value, Real) and 0 < float(value) < math.inf
-
-
-def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
-    """Refuse a field of a dataclass unless `ok`; the message suggests its default."""
-    if not ok:
-        default = options.__dataclass_fields__[name].default
-        raise ValueError(f"Expected {name} to be {expected}, got {getattr(options, name)!r}. Try {name}={default!r}.")
-
-
-def check_numbers(options: Any, least: Mapping[str, int] | None = None) -> None:
-    """Refuse numeric fields of a dataclass that are not of their default's kind: whole numbers, or positive, finite ones.
-
-    Args:
-        options: The dataclass.
-        least: Smallest value of some whole numbers; 1 for all others. Shares (``validation...``) are below one.
-    """
-    for field in fields(options):
-        value, low = getattr(options, field.name), (least or {}).get(field.name, 1)
-        if isinstance(field.default, bool):
-            continue
-        if isinstance(field.default, int):
-            check_option(options, field.name, is_whole(value, low), f"a whole number of at least {low}")
-        elif isinstance(field.default, float):
-            check_option(options, field.name, is_positive(value), "a positive number")
-            share = field.name.startswith("validation")
-            check_option(options, field.name, not share or value < 1, "a number between 0 and 1")
-
-
 def as_tensor(
     value: Any,
     name: str,
@@ -63,7 +24,7 @@ def as_tensor(
     finite: bool = True,
     rows: int | None = None,
 ) -> Tensor:
-    """A tensor of its own from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
+    """A new tensor from a tensor, array, DataFrame, number or list; of finite numbers unless told otherwise.
 
     From `rows` rows on, values that lose precision in float32 are refused.
     """
@@ -101,7 +62,7 @@ def _which_rows(bad: Tensor, most: int = 5) -> str:
 
 def finite_rows(data: Tensor) -> Tensor:
     """Which rows of data (N, ...) hold finite numbers only, (N,)."""
-    # A sum is finite only if its terms are, and takes a twentieth of the time of a look at each number of an image.
+    # The sum is finite only if all terms are, and costs a twentieth of an elementwise test on images.
     if bool(torch.isfinite(data.sum())):
         return torch.ones(len(data), dtype=torch.bool, device=data.device)
     return torch.isfinite(data).flatten(1).all(1)
@@ -114,13 +75,13 @@ def parameter_dim(prior: Distribution) -> int:
 
 
 def prior_device(prior: Distribution) -> torch.device:
-    """Where a prior has its numbers; leaves the global generator as it was."""
+    """The device of a prior; leaves the global generator as it was."""
     with seeded(0):
         return prior.sample((1,)).device
 
 
 def check_prior_device(prior: Distribution, device: str | torch.device) -> None:
-    """Refuse a prior on another kind of device: its bounds would meet the networks' numbers."""
+    """Refuse a prior on another type of device than the networks."""
     own, asked = prior_device(prior), torch.device(device)
     if own.type != asked.type:
         raise ValueError(
@@ -294,7 +255,7 @@ _SBI_OPTIONS = {
     "reject_outside_prior", "max_sampling_time", "return_partial_on_timeout", "norm_posterior",
     "leakage_correction_params", "learning_rate", "init_method", "save_best_every",
 }  # fmt: skip
-"""Options of sbi's posteriors without effect here: draws never leave the support, densities never leak."""
+"""Options of sbi's posteriors that have no effect here: draws stay inside the support, densities do not leak."""
 
 
 def check_sbi_options(options: dict[str, Any]) -> None:

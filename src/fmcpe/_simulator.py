@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fmcpe._ambient import user_code
 from fmcpe._arrays import UnreadableError, as_numbers
-from fmcpe._checks import finite_rows, is_positive
+from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
+from fmcpe._options import is_positive
 from fmcpe._progress import advance
 from fmcpe._timeout import within
 
@@ -102,7 +103,7 @@ class CheckedSimulator:
         return x, ok
 
     def add(self, tried: int, failed: int, first: str, total: int | None = None) -> None:
-        """Count rows, refuse too many that failed; arguments as for `attempt` and the attributes."""
+        """Count rows, and raise if too many failed; arguments as for `attempt` and the attributes."""
         self.tried, self.failed, self.first = self.tried + tried, self.failed + failed, self.first or first
         total = max(total or 0, self.tried)
         if self.failed > self.max_failed * total:
@@ -113,7 +114,7 @@ class CheckedSimulator:
             )
 
     def warn(self, what: str = "simulations", stacklevel: int = 3) -> None:
-        """Say how many rows of `attempt` failed, if any."""
+        """Warn of the number of rows of `attempt` that failed, if any."""
         if self.failed:
             warnings.warn(
                 f"Expected finite simulations, got {self.failed} of {self.tried} {what} that failed (first: {self.first}). "
@@ -201,5 +202,5 @@ class CheckedSimulator:
                 f"theta of shape {tuple(theta.shape)}. Wrap a simulator of one parameter vector: lambda theta: "
                 "torch.stack([torch.as_tensor(simulate_one(row)) for row in theta])."
             )
-        self.shape = x.shape[1:]  # it may not change from call to call
+        self.shape = x.shape[1:]  # it must not change between calls
         return x

@@ -1,4 +1,4 @@
-"""Calls of user code that may take too long."""
+"""A time limit for calls of user code."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class LogUniform(TransformedDistribution):
         return constraints.interval(self.low, self.high)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 - as in torch
-        """Draws; rounding does not carry them outside of the support."""
+        """Draws, kept inside the support in spite of rounding."""
         return torch.minimum(torch.maximum(super().rsample(sample_shape), self.low), self.high)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 - as in torch

@@ -11,7 +11,8 @@ from torch import Tensor
 from fmcpe.candidates.base import Posterior
 
 FAR = 1e6
-"""Prior standard deviations beyond which a draw counts as this far: squares of larger ones overflow in single precision."""
+"""Numerical guard: a draw farther out, in prior standard deviations, counts as this far, because
+the squares of larger ones overflow in single precision."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Distances:
         return cls(to_truth, between)
 
     def rows(self, index: Tensor) -> Distances:
-        """Those of some pairs."""
+        """The distances of a subset of the pairs."""
         return Distances(self.to_truth[:, index], self.between[..., index])
 
     def scores(self, weights: Tensor) -> Tensor:
@@ -92,7 +93,9 @@ def _within(draws: Tensor, members: int) -> Tensor:
     """
     number, size = draws.shape[1:3]
     each = torch.stack([torch.cdist(draws[:, r], draws[:, r]).sum((1, 2)) for r in range(number)]).mean(0)
-    each = each / (size * (size - 1))  # two different draws: a draw's distance to itself would favour mixtures
+    each = each / (
+        size * (size - 1)
+    )  # over distinct draws: the zero distance of a draw to itself would favour mixtures
     if number == 1 or members == 1:
         return each
     pairs = [torch.cdist(draws[:, r], draws[:, q]).mean((1, 2)) for r in range(number) for q in range(r)]

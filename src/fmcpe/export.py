@@ -1,4 +1,4 @@
-"""What a corrected posterior gives to other tools: ArviZ, pandas, and simulations for a predictive check."""
+"""Exports of a corrected posterior: ArviZ, pandas, and simulations for a predictive check."""
 
 from __future__ import annotations
 

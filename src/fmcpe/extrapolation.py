@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from scipy import stats
@@ -37,12 +37,6 @@ from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spread import share_needed, spreads
 
-PSEUDO_PAIRS = 4
-"""Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
-
-WARNED = 1e-3
-"""P-value below which an observation is called out of range."""
-
 
 class Range(Fitted):
     """Which observations are usual, by the distance of their summaries."""
@@ -53,6 +47,8 @@ class Range(Fitted):
     """To whitened principal directions, (f, q)."""
     distances: Tensor
     """Log distance of each of N usual observations when it is left out, (N,)."""
+    pseudo_pairs: ClassVar[int] = 4
+    """Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
     before: tuple[float, float] | None = None
     """Mean and standard deviation of log distances between simulations, where they complete few pairs."""
 
@@ -62,13 +58,15 @@ class Range(Fitted):
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3 if like is None else len(like) // 3))
         like = None if like is None else like - like.mean(0)
-        mean, matrix = whitening(rows, size, like)
+        mean, matrix = whitening(rows, size, like, cls.pseudo_pairs)
         distances, folds = rows.new_zeros(number), torch.arange(number, device=rows.device) % min(number, 20)
         for k in folds.unique() if number > (3 if like is None else 1) else ():
-            distances[folds == k] = _log_distance(rows[folds == k], *whitening(rows[folds != k], size, like))
+            distances[folds == k] = _log_distance(
+                rows[folds == k], *whitening(rows[folds != k], size, like, cls.pseudo_pairs)
+            )
         out = cls(mean=mean, matrix=matrix, distances=distances)
         if like is not None:
-            out.before = _between_simulations(like, number, size)
+            out.before = _between_simulations(like, number, size, cls.pseudo_pairs)
         return out
 
     def p_values(self, rows: Tensor) -> Tensor:
@@ -77,17 +75,18 @@ class Range(Fitted):
         if number < (4 if self.before is None else 2):
             return torch.ones(len(rows), device=rows.device)
         mean, variance, freedom, count = self.distances.mean(), self.distances.var(), number - 1, float(number)
+        pseudo = self.pseudo_pairs
         if self.before is not None:  # normal-inverse-gamma prior of as many pseudo-pairs as the covariance has
             usual, deviation = self.before
-            apart = number * PSEUDO_PAIRS / (number + PSEUDO_PAIRS) * (mean - usual).square()
-            freedom, count = number - 1 + PSEUDO_PAIRS, number + PSEUDO_PAIRS
-            variance = ((number - 1) * variance + PSEUDO_PAIRS * deviation**2 + apart) / freedom
-            mean = (number * mean + PSEUDO_PAIRS * usual) / count
+            apart = number * pseudo / (number + pseudo) * (mean - usual).square()
+            freedom, count = number - 1 + pseudo, number + pseudo
+            variance = ((number - 1) * variance + pseudo * deviation**2 + apart) / freedom
+            mean = (number * mean + pseudo * usual) / count
         scale = variance.sqrt().clamp_min(1e-3) * (1 + 1 / count) ** 0.5
         distance = _log_distance(rows, self.mean, self.matrix)
         share = (self.distances >= distance[:, None]).float().mean(1)
         normal = torch.maximum(share, _tail((distance - mean) / scale, freedom))
-        return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale)))
+        return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale), pseudo))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
@@ -104,17 +103,19 @@ class RangeCheck:
         conformal: Conformal p-value of the same distance: approximately valid for any distribution, never below 1/(N + 1).
         simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: λ, the share of the prior in the answer.
+        level: P-value below which an observation is called out of range.
     """
 
     pairs: Tensor
     conformal: Tensor
     simulations: Tensor
     prior_share: Tensor
+    level: float = 1e-3
 
     @property
     def out_of_range(self) -> Tensor:
-        """Observations with a p-value below 0.001."""
-        return self.pairs < WARNED
+        """Observations with a p-value below the level."""
+        return self.pairs < self.level
 
     def __str__(self) -> str:
         return "\n".join(
@@ -131,36 +132,36 @@ def _tail(t: Tensor, freedom: float) -> Tensor:
     return torch.as_tensor(stats.t.sf(t.double().cpu().numpy(), max(1.0, freedom))).to(t)
 
 
-def _exponential_tail(usual: Tensor, distance: Tensor, scale: float) -> Tensor:
+def _exponential_tail(usual: Tensor, distance: Tensor, scale: float, pseudo: int) -> Tensor:
     """Predictive probability that a log distance exceeds a value, by the excesses of the largest usual ones over the next.
 
-    Excesses are exponential, their rate has a conjugate gamma prior: `PSEUDO_PAIRS` excesses of a normal distribution.
+    Excesses are exponential, their rate has a conjugate gamma prior: `pseudo` excesses of a normal distribution.
     """
     number = len(usual)
     largest = min(math.ceil(number**0.5), number - 1)
     values = usual.sort(descending=True).values
     threshold, quantile = values[largest], stats.norm.isf(largest / number)
     excess = scale * (stats.norm.pdf(quantile) * number / largest - quantile)
-    total = PSEUDO_PAIRS * excess + (values[:largest] - threshold).sum()
+    total = pseudo * excess + (values[:largest] - threshold).sum()
     above = (distance - threshold).clamp_min(0) / total
-    return largest / number * (1 + above) ** -(PSEUDO_PAIRS + largest)
+    return largest / number * (1 + above) ** -(pseudo + largest)
 
 
 def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
     return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
 
 
-def whitening(rows: Tensor, size: int, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def whitening(rows: Tensor, size: int, like: Tensor | None = None, pseudo: int = 0) -> tuple[Tensor, Tensor]:
     """Mean, and a matrix to principal directions of unit variance, shrunk to their mean variance.
 
-    Centred simulations `like`, (M, f), count for `PSEUDO_PAIRS` rows of the covariance.
+    Centred simulations `like`, (M, f), count for `pseudo` rows of the covariance.
     """
     data, freedom = rows.double(), max(1, len(rows) - 1)
     mean = data.mean(0)
     data = data - mean
     if like is not None:
-        freedom = len(rows) - 1 + PSEUDO_PAIRS
-        data = torch.cat([data, (PSEUDO_PAIRS / len(like)) ** 0.5 * like.double()])
+        freedom = len(rows) - 1 + pseudo
+        data = torch.cat([data, (pseudo / len(like)) ** 0.5 * like.double()])
     std = (data.square().sum(0) / freedom).sqrt()
     std = torch.where(std > 1e-9 * (data + mean).abs().amax(0).clamp_min(1e-30), std, torch.inf)
     _, values, vectors = torch.linalg.svd(data / std, full_matrices=False)
@@ -173,12 +174,14 @@ def whitening(rows: Tensor, size: int, like: Tensor | None = None) -> tuple[Tens
     return mean.to(rows), (vectors.T / values.clamp_min(1e-12).sqrt() / std[:, None]).to(rows)
 
 
-def _between_simulations(like: Tensor, number: int, size: int, sets: int = 12, most: int = 60) -> tuple[float, float]:
+def _between_simulations(
+    like: Tensor, number: int, size: int, pseudo: int, sets: int = 12, most: int = 60
+) -> tuple[float, float]:
     """Mean and standard deviation of the log distance of a simulation to `number` others, as pairs have it."""
     number, found = min(number, most, len(like) // 2), []
     for k in range(sets):
         rows = like.roll(-k * (len(like) // sets), 0)
-        found.append(_log_distance(rows[number : number + most], *whitening(rows[:number], size, like)))
+        found.append(_log_distance(rows[number : number + most], *whitening(rows[:number], size, like, pseudo)))
     distances = torch.cat(found)
     return float(distances.mean()), float(distances.std())
 
@@ -261,7 +264,7 @@ class WithinRange(Posterior):
 
     def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
         """λ_v(y), (B,), for observations with p-values p: always from the same draws."""
-        ramp, out = (-(p / (10 * WARNED)).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
+        ramp, out = (-(p / (10 * RangeCheck.level)).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
         if self.typical is None or not bool((ramp > 0).any()):
             return out
         prior, space = self.few.to(y.device), self.prior.space

@@ -1,4 +1,4 @@
-"""FMCPE: checks the input, builds the problem, runs the recipe."""
+"""`FMCPE`, the entry point: it checks the input, builds the problem and runs the recipe."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ from fmcpe.stacking import Stack
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.cv_plus import CVPlus
-
-BANK = 2000
-"""Simulations from the prior: for replay, scales, and what is usual among simulations."""
-SIMULATIONS_PER_PAIR = 16
-"""Simulations at the θ of each pair, for candidates that compare them with y."""
 
 
 class FMCPE:
@@ -98,16 +93,12 @@ class FMCPE:
         self.names = None if known is None else as_names(known, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
-        if simulator is not None:  # what is not a function is refused before there are pairs
+        if simulator is not None:  # refuse anything but a function now, not at the first fit
             CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
         """Number of simulations that `fit` runs for `num_pairs` pairs without ``x=``."""
         return 0 if self.simulator is None else planned_simulations(self.recipe, num_pairs, self.simulations is None)
-
-    @property
-    def _bank(self) -> int:
-        return self.recipe.num_statistics if isinstance(self.recipe, Paper) else BANK
 
     def fit(
         self,
@@ -147,7 +138,8 @@ class FMCPE:
         names = as_names(given or default_names(theta.shape[1]), theta.shape[1])
         if theta.shape[0] < 10:
             warnings.warn(
-                f"Expected 10 or more calibration pairs, got {theta.shape[0]}: so few say little of what is wrong.",
+                f"Expected 10 or more calibration pairs, got {theta.shape[0]}. So few pairs reveal little about the "
+                "misspecification: measure more.",
                 FMCPEWarning,
                 stacklevel=2,
             )
@@ -156,11 +148,11 @@ class FMCPE:
         simulator = self._simulator(y.shape[1:], x)
         number = 0 if simulator is None else self.num_simulations(len(theta))
         logging.getLogger("fmcpe").info("fit runs %d simulations", number)
-        started, paper = time.perf_counter(), isinstance(self.recipe, Paper)
+        started = time.perf_counter()
         with settled(y.shape[1:].numel()), seeded(seed):
             problem = build_problem(
-                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self._bank,
-                simulations=0 if paper else SIMULATIONS_PER_PAIR, show_progress_bars=show_progress_bars,
+                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self.recipe.bank,
+                simulations=self.recipe.simulations_per_pair, show_progress_bars=show_progress_bars,
             )  # fmt: skip
             if simulator is not None:
                 simulator.warn()
@@ -218,9 +210,7 @@ class FMCPE:
 def planned_simulations(recipe: str | Stack | Paper, num_pairs: int, bank: bool = True) -> int:
     """Number of simulations that a recipe runs for `num_pairs` pairs; `bank` counts those drawn from the prior."""
     recipe = _as_recipe(recipe)
-    if isinstance(recipe, Paper):
-        return recipe.num_statistics * bank + recipe.num_simulations(num_pairs)
-    return BANK * bank + SIMULATIONS_PER_PAIR * num_pairs
+    return recipe.bank * bank + recipe.num_simulations(num_pairs)
 
 
 def _as_recipe(recipe: str | Stack | Paper) -> Stack | Paper:

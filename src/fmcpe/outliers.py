@@ -2,7 +2,7 @@ r"""Outlying calibration pairs: y is improbable given θ, under a robust regress
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
 regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
-whitened by their weighted covariance. A wrong pair loses its weight, so it hides neither itself nor another.
+whitened by their weighted covariance. An outlying pair loses its weight, so it masks neither itself nor another.
 
 The reference distribution is that of all pairs' distances. Cube roots of squared distances are nearly normal (Wilson and
 Hilferty, 1931), so they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs.
@@ -25,27 +25,29 @@ from torch import Tensor
 from fmcpe.extrapolation import whitening
 from fmcpe.problem import Problem, groups_of
 
-FEWEST = 8
-"""Smallest number of pairs for which outliers are looked for."""
-
-LEVEL = 0.03
-"""Family-wise level of outliers among the training rows."""
-
 MANY = 256
-"""Numbers of a summary above which a decomposition of all of them takes longer than a fit."""
+"""Resource limit: numbers of a summary above which a decomposition of all of them takes longer than a fit."""
 
 
-def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True) -> Tensor:
-    """The rows that are no outliers among them: of clean pairs, nearly always all; all of them unless `robust`."""
-    if not robust or len(rows) < FEWEST:
+def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
+    """The rows that are no outliers among them: of clean pairs, nearly always all.
+
+    Args:
+        problem: The pairs, simulations and base posterior.
+        rows: Row numbers, (n,).
+        robust: Whether outliers are looked for; otherwise all rows are returned.
+        level: Family-wise level: the probability that a clean set of pairs loses one.
+        fewest: Smallest number of pairs for which outliers are looked for.
+    """
+    if not robust or len(rows) < fewest:
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances) >= LEVEL / len(rows)]
+    return rows[p_values(*distances, fewest) >= level / len(rows)]
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distance of each summary of y from what all other pairs say of its θ, (N,); within its group of repeats, (N,); groups.
+    """Distance of each summary of y to its prediction from θ, (N,); the same within its group of repeats, (N,); the groups.
 
     Args:
         z: θ in unconstrained space, (N, p).
@@ -64,15 +66,15 @@ def features_of(z: Tensor, simulated: Tensor | None) -> Tensor:
     return features if simulated is None else torch.cat([features, _components(simulated.double())], dim=1)
 
 
-def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = FEWEST) -> Tensor:
+def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) -> Tensor:
     """Student-t p-value of each distance among all of them, (N,), by median and robust scale of its ⅔ power.
 
     Args:
         distances: (N,).
-        within: Distances of repeats after what their group shares is taken off, (N,).
+        within: Distances of repeats after their group's shared residual is subtracted, (N,).
         group: Which pairs are repeats, (N,), whole numbers from 0. The p-value of a repeat is twice the smaller of that of its
             group's median among all groups, and of its own distance within the group among all repeats.
-        fewest: Groups, or repeats beyond the first of each, below which nothing is said.
+        fewest: Groups, or repeats beyond the first of each, below which all p-values are one.
     """
     values, inside = (each.double().pow(2 / 3) for each in (distances, within))
     sizes = torch.bincount(group)

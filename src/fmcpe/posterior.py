@@ -30,7 +30,7 @@ from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.export import Exports
-from fmcpe.extrapolation import WARNED, RangeCheck, WithinRange
+from fmcpe.extrapolation import RangeCheck, WithinRange
 from fmcpe.io.draws import Draws
 from fmcpe.problem import fingerprints
 from fmcpe.record import HeldOut, Record
@@ -202,7 +202,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         if not isinstance(self.inner, WithinRange):
             return
         with settled(self.observation_shape.numel()), torch.no_grad():
-            out = self.inner.p_values(y) < WARNED
+            out = self.inner.p_values(y) < RangeCheck.level
         if bool(out.any()):
             warnings.warn(
                 f"Expected observations like the calibration pairs, got {int(out.sum())} of {len(y)} out of range (p < 0.001; "

@@ -1,7 +1,7 @@
 """What a recipe works on: the pairs, the base posterior, simulations, and the prior; and how pairs are split.
 
 A `Problem` holds nothing that was computed from several pairs together: simulations at θ_j, and the base posterior's summary of
-y_j and of these simulations, depend on pair j alone. Everything else that a candidate needs it computes from its own rows.
+y_j and of these simulations, depend on pair j alone. A candidate computes everything else from its own rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Problem:
         bank_x: These simulations, raw, (M, ...).
         bank_seen: The base posterior's summary of them.
         pool: Draws of the target prior, in z, (L, p).
-        simulator: The checked simulator, θ (N, p) -> x (N, ...), for what wants fresh simulations.
+        simulator: The checked simulator, θ (N, p) -> x (N, ...), for candidates that need fresh simulations.
         rows: Which of the given pairs these are, (N,), where some were left out because the simulator fails at their θ.
     """
 
@@ -183,6 +183,6 @@ def split_pairs(theta: Tensor, folds: int, repeats: int) -> Tensor:
 
 
 def fingerprints(theta: Tensor, y: Tensor) -> tuple[int, ...]:
-    """A number for each pair, by which it is recognised later."""
+    """A checksum of each pair, to recognise it later."""
     rows = torch.cat([theta.flatten(1), y.flatten(1)], dim=1).cpu().contiguous().numpy()
     return tuple(zlib.crc32(row.tobytes()) for row in rows)

@@ -357,7 +357,7 @@ def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
     ]
 
 
-def _uninformed(fitted: Fitted, problem: Problem, names: tuple[str, ...], level: float = 0.01) -> list[str]:
+def _uninformed(fitted: Fitted, problem: Problem, names: tuple[str, ...], level: float = 0.05) -> list[str]:
     """Parameters whose held-out values are not predicted better than by the prior, by their CRPS."""
     prior = crps(problem.pool[None, :512].expand(len(problem), -1, -1), problem.z)
     ours = crps(fitted.held_out, problem.z)

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from fmcpe.spaces import ParameterSpace
 
-TAILS = (0.16, 0.84)
-
 
 def spreads(z: Tensor, space: ParameterSpace) -> Tensor:
     """Standard deviation and half-width of z and of θ, (B, 4p), of draws (B, S, p)."""
@@ -54,9 +52,11 @@ def _physical(z: Tensor, space: ParameterSpace) -> Tensor:
     return space.to_theta(z.flatten(0, 1).float()).double().reshape(z.shape)
 
 
-def _spreads(z: Tensor, theta: Tensor, mass: Tensor, below: Tensor) -> Tensor:
+def _spreads(
+    z: Tensor, theta: Tensor, mass: Tensor, below: Tensor, tails: tuple[float, float] = (0.16, 0.84)
+) -> Tensor:
     """Of sorted draws (B, S, p) with these weights, and their cumulative sums."""
-    low, high = ((below < tail - 1e-9).sum(1, keepdim=True).clamp_max(z.shape[1] - 1) for tail in TAILS)
+    low, high = ((below < tail - 1e-9).sum(1, keepdim=True).clamp_max(z.shape[1] - 1) for tail in tails)
     stds, widths = [], []
     for each in (z, theta):
         mean = (mass * each).sum(1, keepdim=True)

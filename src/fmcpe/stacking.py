@@ -11,22 +11,23 @@ r"""The default recipe: fit several candidates, score each on pairs it has not s
     recalibration  a scale for each parameter about the mean of the mixture, by CRPS on the cross-validated draws
 
 With \( z_j \) the truth of pair j and \( Z, Z' \) draws for it: \( a_k = E|Z_k - z_j| \), \( D_{kl} = E|Z_k - Z'_l| \), s the
-smallest single-candidate score, w_0 the weight of `Uncorrected`. The prior of w is ∝ exp(β w_0) Π_k w_k^α. The only preference
-for a named candidate is β: a simulator that the pairs do not refute keeps its posterior. The energy score is quadratic in a
-small weight of a wrong candidate, so a refuted `Uncorrected` keeps a weight of order β/N; a Dirichlet pseudo-count of β would
-leave it (β/N)^½.
+smallest single-candidate score, w_0 the weight of the preferred candidate (`Candidate.preferred`), `Uncorrected`. The prior
+of w is ∝ exp(β w_0) Π_k w_k^α: a simulator that the pairs do not refute keeps its posterior. The energy score is quadratic in
+a small weight of a wrong candidate, so a refuted `Uncorrected` keeps a weight of order β/N; a Dirichlet pseudo-count of β
+would leave it (β/N)^½.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fmcpe._checks import check_numbers, check_option
+from fmcpe._options import LARGEST, SHARE, check_options, shortened
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
@@ -51,10 +52,10 @@ def cross_fit(
     """Fit a candidate outside each fold, and draw inside it.
 
     Args:
-        candidate: What is fitted.
-        problem: The pairs and all else.
+        candidate: The candidate.
+        problem: The pairs, simulations and base posterior.
         folds: The fold of each pair in each repeat, (R, N).
-        rows: What is fitted to in place of each fold of each repeat, `training_rows`.
+        rows: Training rows of each fold of each repeat, `training_rows`.
         draws: S, draws for each pair from each member that has not seen it.
         seed: Of fits and draws; those of one fold do not depend on the data of another.
     """
@@ -68,7 +69,7 @@ def cross_fit(
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
-        member.components = max(4, member.components // len(members))
+        member.use_components(max(4, member.components // len(members)))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
     for repeat, parts in enumerate(unseen):
@@ -134,14 +135,14 @@ def _convex(matrix: Tensor) -> Tensor:
 
 
 def _newton_step(hessian: Tensor, gradient: Tensor) -> Tensor:
-    """The step of a quadratic program whose variables sum to a constant."""
+    """The Newton step on the simplex: its entries sum to zero."""
     solved = torch.linalg.solve(hessian, torch.stack([gradient, torch.ones_like(gradient)], dim=1))
     return solved[:, 1] * (solved[:, 0].sum() / solved[:, 1].sum()) - solved[:, 0]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted stack and what it was chosen by.
+    """A fitted stack, and the quantities that its weights were computed from.
 
     Args:
         posterior: The deployed posterior.
@@ -181,16 +182,17 @@ class Stack:
     """The default recipe: a mixture of candidates, weighted by their cross-validated energy score.
 
     Args:
-        candidates: What is fitted.
+        candidates: The candidates to fit.
         folds: K.
         repeats: R.
         draws: Draws for each pair from each member that has not seen it.
-        preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs.
+        preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs;
+            0 for none.
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
-        shrinkage: Pseudo-count of a recalibration scale of one.
+        shrinkage: Pseudo-count of a recalibration scale of one; 0 for none.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
         robust: Whether pairs that are outliers among the training rows are left out of them, and of the weights.
-        smallest: Weight below which a candidate gets none.
+        smallest: Weight below which a candidate gets none, if another one is larger.
 
     Example:
         >>> from fmcpe.candidates import Prior, ResidualShift, Uncorrected
@@ -211,23 +213,36 @@ class Stack:
     robust: bool = True
     smallest: float = 0.03
 
+    bank: ClassVar[int] = 2000
+    """Resource limit: simulations from the prior, for replay, scales, and what is usual among simulations. They can be given:
+    `FMCPE(simulations=)`."""
+    simulations_per_pair: ClassVar[int] = 16
+    """Resource limit: simulations at the θ of each pair, for candidates that compare them with y. They can be given:
+    `fit(x=)`."""
+
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", tuple(self.candidates))
-        names = [getattr(candidate, "name", None) for candidate in self.candidates]
-        if not names or None in names or len(set(names)) < len(names):
-            raise ValueError(
-                f"Expected candidates with different names, got {self.candidates!r}. Try Stack([Prior(), Uncorrected(), "
-                "FineTuned()])."
-            )
-        wrong = [candidate for candidate in self.candidates if not isinstance(candidate, Candidate)]
+        listed = isinstance(self.candidates, Iterable)
+        given = tuple(self.candidates) if listed else ()
+        wrong = [each for each in given if not isinstance(each, Candidate)] if listed else [self.candidates]
         if wrong:
             raise TypeError(
-                f"Expected candidates, got {wrong[0]!r}. Pass objects, e.g. Stack([Prior(), Uncorrected()])."
+                f"Expected a list of candidates, got {shortened(wrong[0])}. Pass objects, e.g. Stack([Prior(), Uncorrected()])."
             )
-        check_numbers(self, {"folds": 2, "draws": 2})
-        for share in ("out_of_range", "smallest"):
-            check_option(self, share, getattr(self, share) < 1, "a number between 0 and 1")
-        check_option(self, "robust", isinstance(self.robust, bool), "True or False")
+        object.__setattr__(self, "candidates", given)
+        names = [getattr(candidate, "name", None) for candidate in given]
+        if not names or None in names or len(set(names)) < len(names):
+            raise ValueError(
+                f"Expected candidates with different names, got {names}. Try Stack([Prior(), Uncorrected(), FineTuned()])."
+            )
+        limits = {
+            "folds": (2, LARGEST), "repeats": (1, 1000), "draws": (2, 10_000), "preference": (0.0, LARGEST),
+            "shrinkage": (0.0, LARGEST), "out_of_range": SHARE, "smallest": (0.0, 1.0),
+        }  # fmt: skip
+        check_options(self, limits, LARGEST)
+
+    def num_simulations(self, pairs: int) -> int:
+        """Number of simulations that a fit on `pairs` pairs runs, without the bank."""
+        return self.simulations_per_pair * pairs
 
     def fit(
         self, problem: Problem, seed: int, importance: Tensor | None = None, show_progress_bars: bool = False
@@ -235,7 +250,7 @@ class Stack:
         """Fit all candidates, and find the weights.
 
         Args:
-            problem: The pairs and all else.
+            problem: The pairs, simulations and base posterior.
             seed: Of splits, fits and draws.
             importance: What each pair counts in scores, weights and recalibration, (N,), of mean one; equal if None.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
@@ -294,7 +309,7 @@ class Stack:
         seed: int,
         show_progress_bars: bool = False,
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
-        """Every candidate that can be fitted, and why the others cannot."""
+        """The cross-fitted candidates, and why the others were skipped."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
         for candidate in self.candidates:
             reason = candidate.skipped(problem)
@@ -313,11 +328,12 @@ class Stack:
         self, names: Sequence[str], distances: Distances, pairs: float, importance: Tensor | None = None
     ) -> Tensor:
         """Weights of these candidates, (K,); arguments as for `stack_weights`, importance of any mean."""
-        preference = distances.to_truth.new_tensor([self.preference * (name == "uncorrected") for name in names])
+        preferred = {candidate.name for candidate in self.candidates if candidate.preferred}
+        preference = distances.to_truth.new_tensor([self.preference * (name in preferred) for name in names])
         importance = None if importance is None else of_mean_one(importance)
         effective = effective_number(pairs, importance)
         weights = stack_weights(distances, preference, self.pseudo_count, effective, importance)
-        weights = torch.where(weights < self.smallest, 0.0, weights)
+        weights = torch.where(weights < weights.max().clamp_max(self.smallest), 0.0, weights)  # the largest one stays
         return weights / weights.sum()
 
     def _held_out(
@@ -338,9 +354,8 @@ class Stack:
                 outside = training if len(training) else inside
                 w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), importance[outside])
                 scores[repeat, inside] = distances.rows(inside).scores(w)
-                each = torch.stack(
-                    [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
-                )  # (K, n, S, p)
+                own = [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
+                each = torch.stack(own)  # (K, n, S, p)
                 which = torch.multinomial(w, len(inside) * size, replacement=True).reshape(len(inside), size)
                 draws[inside, repeat] = each[which, torch.arange(len(inside))[:, None], torch.arange(size)]
         return draws.flatten(1, 2), scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,11 +29,19 @@ from fmcpe.nn.splines import natively
 
 
 class DensityBase(BasePosterior):
-    """An sbi `DirectPosterior` (NPE): its density estimator, without the rejection loop."""
+    """An sbi `DirectPosterior` (NPE): its density estimator, without the rejection loop.
 
-    def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
+    Args:
+        posterior: The posterior of sbi.
+        prior: Its support bounds the draws; that of `posterior` if None.
+        estimator: Used in place of the density estimator of `posterior`.
+    """
+
+    def __init__(
+        self, posterior: DirectPosterior, prior: Distribution | None = None, estimator: nn.Module | None = None
+    ) -> None:
         self.posterior = posterior
-        self.estimator = posterior.posterior_estimator.eval()
+        self.estimator = (posterior.posterior_estimator if estimator is None else estimator).eval()
         self._summarised: DensityBase | None = None
         self._net: nn.Module | None = None
         self._made_of: list[Tensor] = []
@@ -51,7 +58,7 @@ class DensityBase(BasePosterior):
         """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
-        # it shares the flow's tensors, and is stale once they are replaced, e.g. on another device
+        # it shares the flow's tensors, so it is stale once they are replaced, e.g. by a move to another device
         if self._net is None or [*map(id, parts)] != [*map(id, self._made_of)]:
             self._net, self._made_of = natively(net, own_weights=False) or net, parts
         return self._net(self._embed(x))
@@ -68,13 +75,7 @@ class DensityBase(BasePosterior):
 
     def with_estimator(self, estimator: nn.Module) -> DensityBase:
         """The same posterior with another density estimator."""
-        # copy.copy of an sbi posterior shares its __dict__
-        posterior = object.__new__(type(self.posterior))
-        posterior.__dict__.update(self.posterior.__dict__)
-        posterior.posterior_estimator = estimator
-        posterior.potential_fn = copy.copy(posterior.potential_fn)
-        posterior.potential_fn.posterior_estimator = estimator
-        return DensityBase(posterior, self.prior)
+        return DensityBase(self.posterior, self.prior, estimator)
 
     @property
     def embedding(self) -> nn.Module | None:
@@ -86,7 +87,7 @@ class DensityBase(BasePosterior):
         if not isinstance(self.estimator, ZukoFlow) or self.embedding is None:
             return self
         if self._summarised is None:
-            summary = SummaryBase(self.posterior, self.prior)
+            summary = SummaryBase(self.posterior, self.prior, self.estimator)
             assert summary.x_shape is not None and self.x_shape is not None
             self._summarised = summary if summary.x_shape.numel() <= self.x_shape.numel() else self
         return self._summarised
@@ -100,8 +101,10 @@ class DensityBase(BasePosterior):
 class SummaryBase(DensityBase):
     """A `DensityBase` conditioned on its embedding h(x) in place of x."""
 
-    def __init__(self, posterior: DirectPosterior, prior: Distribution | None = None) -> None:
-        super().__init__(posterior, prior)
+    def __init__(
+        self, posterior: DirectPosterior, prior: Distribution | None = None, estimator: nn.Module | None = None
+    ) -> None:
+        super().__init__(posterior, prior, estimator)
         probe = torch.zeros(2, *self.estimator.condition_shape, device=next(self.estimator.parameters()).device)
         self.x_shape, self._summarised = self.summarise(probe).shape[1:], self
 

@@ -164,7 +164,7 @@ class PotentialBase(BasePosterior):
         return torch.cat([self.log_ratio(*part).reshape(-1) for part in parts])
 
     def _somewhere(self, like: Tensor) -> Tensor:
-        """A point inside the support, in place of those outside: some priors refuse them."""
+        """Replace points outside the support by one inside: some priors reject points outside."""
         with seeded(0):
             return self.prior.sample(torch.Size((1,))).to(like)
 

@@ -52,14 +52,16 @@ class MFNPE:
         training: Training | None = None,
         device: str = "cpu",
     ) -> None:
+        estimator = None
         if isinstance(posterior, DensityBase):
-            posterior, prior = posterior.posterior, prior or posterior.prior
+            posterior, prior, estimator = posterior.posterior, prior or posterior.prior, posterior.estimator
         if not isinstance(posterior, DirectPosterior):
             raise TypeError(
                 f"Expected an sbi DirectPosterior, whose density estimator can be fine-tuned, got a "
                 f"{type(posterior).__name__}. Train one with fmcpe.train_npe(simulator, prior), or with sbi's NPE."
             )
         self.posterior, self.prior = posterior, prior or posterior.prior
+        self.estimator = estimator or posterior.posterior_estimator
         self.training, self.device = training or FINE_TUNING, device
 
     def fit(
@@ -73,7 +75,7 @@ class MFNPE:
             seed: Makes the fit reproducible; torch's global generator is restored.
             show_progress_bars: Whether to show progress after two seconds.
         """
-        base = DensityBase(copy.deepcopy(self.posterior), self.prior)
+        base = DensityBase(self.posterior, self.prior, copy.deepcopy(self.estimator))
         assert base.x_shape is not None
         theta, y, _ = as_pairs(theta, y, None, self.prior, base.x_shape)
         theta, y = theta.to(self.device), y.to(self.device)

@@ -1,16 +1,17 @@
 """Worker pools: processes of this machine, or the workers of a Dask cluster.
 
-The local pool uses loky, the backend of joblib. `joblib.Parallel` itself takes a list of independent tasks, whereas units
-depend on base posteriors and another run may claim them at any time.
+Units depend on base posteriors, and another run may claim them at any time, so a pool takes one call at a time.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from fmcpe._cluster import connect
@@ -48,12 +49,10 @@ class LocalPool:
         self._start()
 
     def _start(self) -> None:
-        from joblib.externals.loky import ProcessPoolExecutor
-
-        threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        self._executor = ProcessPoolExecutor(
-            self.jobs, env=dict.fromkeys(threads, "1"), initializer=_die_with_parent, initargs=(os.getpid(),)
-        )
+        context = multiprocessing.get_context("spawn")
+        # workers hold the reading end, and exit when the writing end is closed: by `close`, or because this process died
+        alive, self._alive = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(self.jobs, context, _exit_without, (alive,))
 
     def slots(self) -> int:
         """One per process."""
@@ -61,18 +60,38 @@ class LocalPool:
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
         """Submit a call."""
-        try:
-            future = self._executor.submit(function, *arguments)
-        except BrokenExecutor:  # loky stops all its processes when one dies: start new ones
-            self.close()
-            self._start()
-            future = self._executor.submit(function, *arguments)
+        with _single_threaded():  # a worker starts when it is first needed
+            try:
+                future = self._executor.submit(function, *arguments)
+            except BrokenExecutor:  # all processes stop when one dies: start new ones
+                self.close()
+                self._start()
+                future = self._executor.submit(function, *arguments)
         self._futures = [f for f in self._futures if not f.done()] + [future]
         return future
 
     def close(self) -> None:
         """Kill the processes; their work is no longer needed."""
-        self._executor.shutdown(wait=True, kill_workers=any(not future.done() for future in self._futures))
+        if any(not future.done() for future in self._futures):
+            self._alive.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._alive.close()
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Processes that start within have one thread each, in libraries that read it on import."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class DaskPool:
@@ -103,12 +122,11 @@ class DaskPool:
         self._client.close()
 
 
-def _die_with_parent(parent: int) -> None:
+def _exit_without(alive: Connection) -> None:
+    """In a worker: exit, whatever it does, when the other end of the pipe is closed."""
+
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        alive.poll(None)
         os._exit(1)
 
-    # loky may start processes through another one; only a direct child can detect that its parent died
-    if os.getppid() == parent:
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()

@@ -122,7 +122,7 @@ class _Loop:
         self.units = {unit.id: unit for unit in units}
         self.flying: dict[str, Any] = {}
         self.landed: queue.Queue[str] = queue.Queue()
-        # when a worker dies, loky aborts all units in flight: run each of them alone to find the one at fault
+        # when a worker dies, the pool aborts all units in flight: run each of them alone to find the one at fault
         self.suspects: set[str] = set()
         self.in_company: set[str] = set()
         self.done_now = 0

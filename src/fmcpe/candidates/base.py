@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import check_numbers
+from fmcpe._options import LARGEST, Limits, check_options
 from fmcpe._random import derive, seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.problem import Problem, groups_of
@@ -43,7 +43,7 @@ class Shared:
 
 
 class Remembered:
-    """Cache for the last observations: a density is evaluated for the same ones many times."""
+    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
@@ -63,13 +63,17 @@ class Posterior(nn.Module, ABC):
     """
 
     space: ParameterSpace
-    """Physical θ <-> z. Members share it and a file holds it once, so it is set past `nn.Module`, as no submodule."""
+    """Physical θ <-> z. Members share it and a file stores it once, so it is not registered as a submodule."""
 
     components: int = 1
     """Draws of x̃ in its density, where that is a Monte-Carlo mixture."""
 
     transductive: ClassVar[bool] = False
-    """Whether the answer for one observation depends on the others that are asked about at the same time."""
+    """Whether the answer for one observation depends on the others in its batch."""
+
+    def use_components(self, number: int) -> None:
+        """Evaluate the density with so many draws of x̃."""
+        self.components = number
 
     @abstractmethod
     def sample(self, y: Tensor, n: int) -> Tensor:
@@ -81,7 +85,7 @@ class Posterior(nn.Module, ABC):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Members of a mixture that are of one kind are evaluated together."""
+        """Key of the members that a mixture evaluates together."""
         return (type(self),)
 
     @classmethod
@@ -101,7 +105,7 @@ class Posterior(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> Posterior:
-        """A posterior of this architecture, its numbers still to be loaded."""
+        """A posterior of this architecture; its tensors are loaded later."""
 
 
 class Candidate(ABC):
@@ -113,13 +117,18 @@ class Candidate(ABC):
 
     name: ClassVar[str]
     uses_pairs: ClassVar[bool] = True
-    """Whether the answer depends on the pairs: one that does not has one member and is scored on all of them."""
+    """Whether the fit depends on the pairs. If not, there is a single member, and it is scored on all pairs."""
+    preferred: ClassVar[bool] = False
+    """Whether the preference β of `Stack` is for this candidate."""
     effort: ClassVar[float] = 1.0
-    """About how long a fit takes, relative to other candidates; progress bars show it, and nothing else uses it."""
+    """Approximate time of a fit, relative to other candidates; only progress bars use it."""
+
+    limits: ClassVar[Mapping[str, Limits]] = {}
+    """Of options, `fmcpe._options.check_options`. Whole numbers start at 1 otherwise, and others are positive."""
 
     def __post_init__(self) -> None:
         if is_dataclass(self):
-            check_numbers(self)
+            check_options(self, self.limits, LARGEST)
 
     def skipped(self, problem: Problem) -> str | None:
         """Why this candidate cannot be fitted to a problem, in words; None if it can."""
@@ -127,10 +136,10 @@ class Candidate(ABC):
 
     @abstractmethod
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> Sequence[Posterior]:
-        """One posterior for each set of row numbers, fitted on these rows alone; networks are trained as one batch."""
+        """One posterior per set of row numbers, fitted on those rows alone; their networks are trained as one batch."""
 
     def fit(self, problem: Problem, rows: Tensor) -> Posterior:
-        """The posterior that these rows give."""
+        """The posterior fitted on these rows."""
         return self.fit_members(problem, [rows])[0]
 
 
@@ -184,7 +193,7 @@ class Transported(Posterior):
     @classmethod
     @torch.no_grad()
     def sample_together(cls, members: Sequence[Self], y: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """The base posterior, which all share, is asked in one call."""
+        """One call of the base posterior serves all members."""
         if len(members) == 1:
             return super().sample_together(members, y, counts)
         x = torch.cat([member.source(y, n) for member, n in zip(members, counts, strict=True)], dim=1)
@@ -193,10 +202,7 @@ class Transported(Posterior):
         return [member.push(part, y) for member, part in zip(members, z, strict=True)]
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.log_prob_of_source(*self.pull(z, y), y)
-
-    def log_prob_of_source(self, z0: Tensor, log_det: Tensor, y: Tensor) -> Tensor:
-        """Log density at what `pull` gave."""
+        z0, log_det = self.pull(z, y)
         return log_probs_of_sources([self], [z0], [log_det], y)[0]
 
     def to_config(self) -> dict[str, Any]:
@@ -210,7 +216,7 @@ class Transported(Posterior):
 def log_probs_of_sources(
     members: Sequence[Transported], z0: Sequence[Tensor], log_det: Sequence[Tensor], y: Tensor, rows: int = 20_000
 ) -> list[Tensor]:
-    """Log density of members on one base posterior at what `pull` gave each; it is asked about `rows` θ at a time."""
+    """Log density of members on one base posterior at what `pull` gave each; at most `rows` θ per call."""
     fresh: list[tuple[Tensor, Tensor]] = []
 
     def component(k: int) -> tuple[Tensor, Tensor]:
@@ -272,11 +278,16 @@ def tiled(subsets: Sequence[Tensor], size: int) -> Tensor:
     return torch.stack([rows.repeat(-(-size // len(rows)))[:size] for rows in subsets])
 
 
+def number_held_out(number: int, share: float) -> int:
+    """Size of the validation part of `number` rows: at least one, and at least one is left to train on."""
+    return min(max(1, round(share * number)), max(1, number - 1))
+
+
 def split_rows(rows: Tensor, theta: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Training and validation rows of one member; repeated θ stay together. A single θ is both."""
     groups, distinct = groups_of(theta[rows])
     if distinct == 1:
         return rows, rows
-    chosen = torch.randperm(distinct, device=theta.device)[: max(1, round(share * distinct))]
+    chosen = torch.randperm(distinct, device=theta.device)[: number_held_out(distinct, share)]
     inside = torch.isin(groups, chosen)
     return rows[~inside], rows[inside]

@@ -1,4 +1,4 @@
-r"""The simulator's mean as a polynomial of the parameters, and its noise: what a regression of real data expects.
+r"""The simulator's mean as a polynomial of the parameters, and its noise: the prior of the regression of real data.
 
 s(x) = μ + Wᵀ φ(θ) + ε,   (θ, x) simulations from the prior
 """

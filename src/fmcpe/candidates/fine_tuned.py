@@ -2,23 +2,24 @@ r"""The base estimator fine-tuned on the pairs, embedding included where there i
 
     minimise  E_pairs[-log q(θ_j | y_j)] + E_bank[-log q(θ | x)]        q starts as p̂; simulations x are domain-randomised
 
-Each member goes on training from the base posterior's weights on its own rows, and stops early on a part of them that it does
-not train on. Replayed simulations keep what they taught; where the base posterior was trained with domain randomisation, they
-are randomised too, and y is assigned a distortion level. All members take their steps as one batch of networks; nothing that
-they share, random numbers included, depends on which rows a member has.
+Each member continues training from the base posterior's weights on its own rows, with early stopping on a held-out part of
+them. Replayed simulations prevent forgetting; where the base posterior was trained with domain randomisation, they are
+randomised too, and y is assigned a distortion level. Members are trained as one batch of networks; nothing that they share,
+random numbers included, depends on the rows of a member.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fmcpe._options import LARGEST, SHARE, Limits
 from fmcpe.base_posteriors.adapters import DensityBase
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels
 from fmcpe.candidates.base import Candidate, Shared, Transported, split_each
@@ -30,7 +31,7 @@ from fmcpe.spaces import ParameterSpace
 
 
 class FineTunedPosterior(Transported):
-    """The base posterior with weights of its own.
+    """The base posterior with fine-tuned weights.
 
     Args:
         base: The base posterior that was fine-tuned, on raw data.
@@ -57,12 +58,12 @@ class FineTuned(Candidate):
 
     Args:
         steps: Gradient steps, at least.
-        epochs: Passes over the pairs without the validation share, at least.
+        epochs: Passes over the pairs without the validation share, at least; 0 leaves the number to `steps`.
         learning_rate: Peak of one cycle.
         batch_size: Pairs per step.
-        replay: Simulations per step.
+        replay: Simulations per step; 0 for none.
         validation: Share of a member's rows that stop it early.
-        level: Distortion level assigned to real data, where the base posterior is conditioned on it.
+        level: Distortion level assigned to real data, from 0 to 1, where the base posterior is conditioned on it.
     """
 
     steps: int = 200
@@ -75,6 +76,12 @@ class FineTuned(Candidate):
 
     name = "fine_tuned"
     effort = 10.0
+    limits: ClassVar[Mapping[str, Limits]] = {
+        "epochs": (0, LARGEST),
+        "replay": (0, LARGEST),
+        "validation": SHARE,
+        "level": (0.0, 1.0),
+    }
 
     def skipped(self, problem: Problem) -> str | None:
         tunable = isinstance(problem.base, DensityBase)

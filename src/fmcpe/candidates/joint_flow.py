@@ -16,13 +16,14 @@ anew every few steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fmcpe._options import SHARE, Limits
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import (
@@ -78,7 +79,7 @@ class JointFlowed(Transported):
         self.sigma, self.solver, self.clips, self.is_random = sigma, solver, clips, u_x is not None
 
     def condition(self, y: Tensor) -> Tensor:
-        """What both fields know of raw observations, (B, *shape)."""
+        """The condition of both fields, from raw observations: (B, *shape)."""
         seen = self.y_scale(self.base.summarise(y))
         return clipped(seen) if self.clips else seen
 
@@ -108,7 +109,7 @@ class JointFlowed(Transported):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        # fields of the candidate, conditioned on vectors, can be evaluated as one batch of networks; the recipe's cannot
+        # fields of `JointFlow`, conditioned on vectors, can be evaluated as one batch of networks; those of `Paper` cannot
         return super().kind if isinstance(self.y_scale, FlatStandardiser) else (type(self), id(self))
 
     @classmethod
@@ -185,6 +186,7 @@ class JointFlow(Candidate):
 
     name = "joint_flow"
     effort = 15.0
+    limits: ClassVar[Mapping[str, Limits]] = {"validation": SHARE}
 
     def skipped(self, problem: Problem) -> str | None:
         if not problem.base.amortised:
@@ -208,10 +210,8 @@ class JointFlow(Candidate):
         z1, dim = problem.z[rows], y.shape[2]
         u_x, u_theta = (untrained_fields(moved, dim, (64, 64), number, y.device) for moved in (dim, space.dim))
         copies, pool = max(1, 2000 // (number * size)), torch.empty(0)
-        training, validation = (
-            [
-                (index == each[:, None]).nonzero()[:, 1] for index, each in zip(subsets, part, strict=True)
-            ]  # their places
+        training, validation = (  # as places in each member's rows
+            [(index == each[:, None]).nonzero()[:, 1] for index, each in zip(subsets, part, strict=True)]
             for part in split_each(subsets, problem.theta, self.validation)
         )
 

@@ -10,18 +10,19 @@ import copy
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fmcpe._checks import check_numbers, check_option, is_whole
+from fmcpe._options import LARGEST, SHARE, check_option, check_options, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.candidates.base import number_held_out
 from fmcpe.candidates.joint_flow import JointFlowed
 from fmcpe.flows.matching import Field, matching_loss
-from fmcpe.flows.solvers import Solver
+from fmcpe.flows.solvers import METHODS, Solver
 from fmcpe.flows.velocity import DenseHead, EmbeddingHead
 from fmcpe.nn.embeddings import embedding_for, embedding_width
 from fmcpe.nn.ensemble import Alone
@@ -33,6 +34,7 @@ Stages = Literal["joint", "sequential", "x-only", "theta-only"]
 _CHOICES = {
     "checkpoint": ("last", "best"),
     "schedule": ("constant", "cosine"),
+    "solver": tuple(METHODS),
     "source": ("observation", "normal"),
     "x_head": ("dense", "embedding"),
     "stages": get_args(Stages),
@@ -102,19 +104,28 @@ class Paper:
     summaries: bool = False
     num_statistics: int = 2000
 
+    simulations_per_pair: ClassVar[int] = 0
+    """None before training: each gradient step runs its own."""
+
+    @property
+    def bank(self) -> int:
+        """Simulations from the prior."""
+        return self.num_statistics
+
     def __post_init__(self) -> None:
-        check_numbers(self, {"num_statistics": 100})
+        limits = {"num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE}
+        check_options(self, limits, LARGEST)
         for name, choices in _CHOICES.items():
-            check_option(self, name, getattr(self, name) in choices, f"one of {', '.join(map(repr, choices))}")
+            given = getattr(self, name)
+            known = isinstance(given, str) and given in choices
+            check_option(self, name, known, f"one of {', '.join(map(repr, choices))}")
         for name in ("hidden_x", "hidden_theta"):
-            widths = getattr(self, name)
-            valid = isinstance(widths, tuple | list) and all(map(is_whole, widths))
-            check_option(self, name, valid, "widths, such as (64, 64)")
-            object.__setattr__(self, name, tuple(widths))
-        Solver(self.solver, self.steps)
+            check_whole_numbers(self, name, LARGEST, "(64, 64)")
+        net = self.embedding_net
+        check_option(self, "embedding_net", net is None or isinstance(net, nn.Module), "a torch module or None")
 
     def fit(self, problem: Problem, show_progress_bars: bool = False) -> tuple[JointFlowed, dict[str, list[float]]]:
-        """Train both flows on all pairs, with torch's global generator: the trained chain, and losses by epoch."""
+        """Train both flows on all pairs, with torch's global generator; returns the trained chain and the losses by epoch."""
         base, simulator = problem.base, problem.simulator
         if self.summaries and self.embedding_net is None:
             base = problem.summarised
@@ -126,7 +137,7 @@ class Paper:
 
     def num_simulations(self, pairs: int) -> int:
         """Number of simulations that a fit on `pairs` pairs runs, without those that standardise x."""
-        held_out = max(1, round(self.validation_fraction * pairs))
+        held_out = number_held_out(pairs, self.validation_fraction)
         phases = sum("x" in fields for fields in _PHASES[self.stages])
         validations = -(-self.epochs // self.validate_every)
         return phases * (self.epochs * (pairs - held_out) + validations * held_out * -(-64 // held_out))
@@ -194,12 +205,12 @@ def _train(
 ) -> dict[str, list[float]]:
     """Train the fields phase by phase; those of one phase keep the weights of the same epoch.
 
-    In joint training u_Θ corrects the source that u_X produced in the same epoch, and no other.
+    In joint training, u_Θ corrects the source that u_X produces in the same epoch.
     """
     order = torch.randperm(len(pairs.z), device=pairs.z.device)
-    held_out = max(1, round(recipe.validation_fraction * len(order)))
+    held_out = number_held_out(len(order), recipe.validation_fraction)
     training, validation = order[held_out:], order[:held_out]
-    validation = validation.repeat(-(-64 // held_out))  # at least 64 rows: each copy has its own noise and time
+    validation = validation.repeat(-(-64 // held_out))  # at least 64 rows: each copy gets its own noise and time
     per_epoch = -(-len(training) // recipe.batch_size)
     validation_seed = int(torch.randint(2**31, ()))  # common random numbers: epochs differ in their weights only
     batches: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The prior, whatever y: pairs without information end up here."""
+"""The prior, which ignores y: the answer where the pairs carry no information."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ r"""Raw data shifted to where the simulator would have put them: \( y' = y + g(h
 
 g is a ridge regression of \( \bar x(\theta_j) - y_j \) on the base posterior's summary of y_j; \( \bar x(\theta) \) is the
 mean of simulations at θ. Where simulator and reality differ by a smooth curve (a lag, a drift, a gain), few pairs determine
-it. The shift is applied to raw data, noise and all: nothing is drawn.
+it. The shift is applied to the raw data, noise included; it is deterministic.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ResidualShift(Candidate):
 
 
 def _leading(rows: Tensor, most: int = 64) -> Tensor:
-    """Orthonormal directions, (d, r), in which rows (n, d) differ most: all of a short vector, `most` of others."""
+    """Orthonormal directions of largest variance of rows (n, d), (d, r): all for short vectors, `most` otherwise."""
     number, size = rows.shape
     if size <= most:
         return torch.eye(size, device=rows.device)

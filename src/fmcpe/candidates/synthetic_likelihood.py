@@ -3,24 +3,25 @@ r"""A likelihood p(y | θ) regressed from the pairs, inverted by Bayes' rule wit
     s(y) = μ + Bᵀ φ(θ) + ε          s: leading directions of the data, φ: polynomials of θ, ε: Student's t
     (`fmcpe.nn.conjugate`) p(z | y) ∝ p(z) t(s(y); φ(z))
 
-A pair shows what reality makes of a θ. Where that is smooth in θ, few coefficients describe it. The simulator is the prior
-mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the pairs decide. Its noise is
-the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for a simulator that says nothing; prior,
-degree and precisions are those of highest evidence. Draws are importance-resampled from a defensive mixture: Laplace
-approximations around several points of high posterior density, and the prior. The same weights give the normaliser.
+A pair is one draw of the real data at a θ. Where their distribution is smooth in θ, few coefficients describe it. The
+simulator is the prior mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the
+pairs decide. Its noise is the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for an
+uninformative simulator; prior, degree and precisions are those of highest evidence. Draws are importance-resampled from a
+defensive mixture: Laplace approximations around several points of high posterior density, and the prior. The same weights
+give the normaliser.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fmcpe._checks import check_option, is_whole
+from fmcpe._options import Limits, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
 from fmcpe.candidates.emulator import Emulator, Features
@@ -162,7 +163,7 @@ class _Target:
         return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
 
     def _starts(self) -> Tensor:
-        """Draws of the prior, picked by the tempered likelihood so that at least some tens of them count: (E·B, C, p)."""
+        """Draws of the prior, resampled by the likelihood, tempered so that some tens of draws have weight: (E·B, C, p)."""
         pool = self.first.pool
         mean, factor = self.regression.predict(self.first.features(pool).expand(self.number, -1, -1))
         seen = self.seen.unflatten(0, (self.number, -1))
@@ -217,7 +218,7 @@ class SyntheticLikelihood(Candidate):
     """A conjugate Bayesian regression of data on θ, and Bayes' rule.
 
     Args:
-        degrees: Of the polynomials that are tried.
+        degrees: Of the polynomials that are tried, 1 to 8, as far as they have at most 300 terms.
         directions: Largest number of directions of the data.
         modes: Laplace approximations in the proposal.
         proposals: Importance samples per observation.
@@ -229,19 +230,18 @@ class SyntheticLikelihood(Candidate):
     proposals: int = 256
 
     name = "synthetic_likelihood"
+    limits: ClassVar[Mapping[str, Limits]] = {"directions": (1, 10_000), "modes": (1, 1000), "proposals": (8, 100_000)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "degrees", tuple(self.degrees))
-        check_option(self, "degrees", bool(self.degrees) and all(map(is_whole, self.degrees)), "degrees of polynomials")
+        # monomials of higher degrees are alike to within rounding
+        check_whole_numbers(self, "degrees", 8, "(1, 2)", least=1)
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[SyntheticPosterior]:
         dim = problem.z.shape[1]
+        degrees = [degree for degree in self.degrees if count(dim, degree) <= 300] or [1]
         kinds = [
-            Features(problem.space, problem.pool, degree, physical)
-            for degree in self.degrees
-            if degree == 1 or count(dim, degree) <= 300
-            for physical in (False, True)
+            Features(problem.space, problem.pool, degree, physical) for degree in degrees for physical in (False, True)
         ]
         emulator = None if problem.bank_x is None else Emulator.of(problem, self.directions)
         return [self._fit(problem, rows, kinds, emulator) for rows in subsets]

@@ -1,4 +1,4 @@
-r"""No correction: the base posterior asked about y as if it were simulated, \( \hat p(\theta | x = y) \)."""
+r"""No correction: the base posterior evaluated at y, as if y were simulated, \( \hat p(\theta | x = y) \)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Uncorrected(Candidate):
 
     name = "uncorrected"
     uses_pairs = False
+    preferred = True
 
     def fit_members(self, problem: Problem, subsets: Sequence[Tensor]) -> list[Transported]:
         return [Transported(problem.summarised, problem.space) for _ in subsets]

@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fmcpe._checks import as_pairs, as_tensor, check_numbers
+from fmcpe._checks import as_pairs, as_tensor
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import in_order
+from fmcpe._options import LARGEST, check_options
 from fmcpe._random import derive, seeded
 from fmcpe.candidates.base import Shared
 from fmcpe.diagnostics.conformal import (
@@ -70,7 +71,7 @@ class CVPlus:
     num_samples: int = 1000
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"folds": 2, "num_samples": 10})
+        check_options(self, {"folds": (2, LARGEST), "num_samples": (10, LARGEST)})
 
     def calibrate(
         self, fit: Callable[[Tensor, int | None], CorrectedPosterior], theta: Tensor, y: Tensor, seed: int | None

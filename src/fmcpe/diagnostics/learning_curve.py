@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmcpe._checks import as_pairs, is_whole
+from fmcpe._checks import as_pairs
 from fmcpe._errors import FMCPEWarning
+from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.power_law import PowerLaw, PowerLawPrior, spread_of_increments
 from fmcpe.method import FMCPE, _as_importance, _as_recipe

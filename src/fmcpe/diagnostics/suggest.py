@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fmcpe._checks import as_theta, is_whole
+from fmcpe._checks import as_theta
+from fmcpe._options import is_whole
 from fmcpe._random import seeded
 from fmcpe.energy import Distances
 from fmcpe.stacking import stack_weights

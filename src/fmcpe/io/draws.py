@@ -62,9 +62,9 @@ class Draws:
     @property
     def out_of_range(self) -> Array:
         """Which observations have a p-value below 0.001, (B,), as `RangeCheck.out_of_range` says; none where it is NaN."""
-        from fmcpe.extrapolation import WARNED
+        from fmcpe.extrapolation import RangeCheck
 
-        return self.p_values < WARNED
+        return self.p_values < RangeCheck.level
 
     def summary(self, level: float = 0.9, most: int = 20) -> str:
         """Median and central interval of each parameter for the first `most` observations, as text."""

@@ -26,10 +26,9 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
-from fmcpe._checks import is_whole
+from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
-from fmcpe.metrics.pair_classifier import grouped_accuracy
-from fmcpe.metrics.sample_classifier import accuracies
+from fmcpe.metrics.classifiers import accuracies, grouped_accuracy
 from fmcpe.metrics.samples import Space, draws_and_truth, finite, joint, standardise, to_space, two_samples
 
 __all__ = [

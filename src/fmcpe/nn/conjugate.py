@@ -2,7 +2,7 @@ r"""Bayesian multivariate linear regression in closed form.
 
     s = μ + Bᵀ φ + ε,   ε ~ N(0, Σ),   B | Σ ~ MN(B_0, Λ⁻¹, Σ),   Σ ~ IW(c τ² RᵀR, c + d + 1),   μ flat
 
-B_0 and R are what is known beforehand (`Prior`): zero and the identity, or what simulations say. The predictive distribution of
+B_0 and R are the prior (`Prior`): zero and the identity, or estimates from simulations. The predictive distribution of
 a new s is Student's t, and the evidence of the data is known, so that the prior precisions Λ, the noise level τ² and its
 pseudo-count c are those of highest evidence (Minka, "Bayesian linear regression", 2000).
 """
@@ -76,7 +76,7 @@ def _padded(rows: Tensor, number: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known of a regression beforehand.
+    """The prior of a regression.
 
     Args:
         mean: B_0, (F, d).
@@ -90,7 +90,7 @@ class Prior:
 
     @classmethod
     def vague(cls, features: int, targets: int, like: Tensor) -> Prior:
-        """B_0 = 0 and R = I, for standardised targets; tensors are like another."""
+        """B_0 = 0 and R = I, for standardised targets; dtype and device are those of `like`."""
         return cls(like.new_zeros(features, targets), torch.eye(targets).to(like), (-5, 0))
 
     def padded(self, features: int) -> Prior:
@@ -134,7 +134,7 @@ def fit_conjugate(
     gammas = torch.special.multigammaln(after / 2, d) - torch.special.multigammaln(before / 2, d)
 
     def evidence_of(linear: float, higher: float) -> tuple[float, float, float]:
-        """Highest evidence over noise level and count, and these."""
+        """Evidence averaged over noise level and count, and their posterior means (geometric)."""
         precision = torch.where(bent, higher, linear).to(f)
         root = torch.linalg.cholesky(gram + precision.diag())
         solved = torch.linalg.solve_triangular(root, cross, upper=False)
@@ -148,7 +148,7 @@ def fit_conjugate(
         noise = float((share @ noises.expand_as(value).flatten().log()).exp())
         return float(best), c, noise
 
-    # uphill on the grid of both precisions, or along its diagonal if there is one precision only
+    # hill climbing on the grid of both precisions, or on its diagonal if there is a single precision
     moves = [(1, 1), (-1, -1)] + ([(1, 0), (-1, 0), (0, 1), (0, -1), (0, 3)] if bool(bent.any()) else [])
     grid, found, best = range(len(precisions)), dict[tuple[int, int], tuple[float, float, float]](), (0, 0)
     near = [(k, k) for k in grid[::2]]

@@ -1,11 +1,11 @@
-"""Principal directions of data: what a regression predicts in place of a long vector, a series or an image."""
+"""Principal directions of data: the regression targets in place of a long vector, a series or an image."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fmcpe.nn.embeddings import SERIES_FROM
+from fmcpe.nn.embeddings import is_vector
 from fmcpe.nn.fitted import Fitted
 
 
@@ -21,8 +21,8 @@ class Directions(Fitted):
     def of(cls, y: Tensor, most: int) -> Directions:
         """The leading directions of data (n, ...): all of a short vector, at most `most` of others."""
         flat = y.flatten(1).double()
-        lost = min(1, len(flat) - 1)  # a single row has no deviation
-        share_unit = y.ndim > 2 or flat.shape[1] >= SERIES_FROM  # numbers of a series or an image have one unit
+        lost = min(1, len(flat) - 1)  # the deviation of a single row is zero
+        share_unit = not is_vector(y.shape[1:])  # the entries of a series or an image share one unit
         std = flat.std(correction=lost).expand(flat.shape[1]) if share_unit else flat.std(0, correction=lost)
         std = torch.where(std > 1e-9 * flat.abs().amax(0).clamp_min(1e-30), std, torch.ones_like(std))
         centred = (flat - flat.mean(0)) / std

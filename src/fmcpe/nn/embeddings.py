@@ -9,17 +9,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-SERIES_FROM = 40
-"""A flat observation with at least this many numbers is treated as a series in time order."""
+
+def is_vector(shape: tuple[int, ...], series_from: int = 40) -> bool:
+    """Whether an observation of `shape` is a vector; a flat one of `series_from` numbers or more is a series in time order."""
+    return len(shape) == 1 and shape[0] < series_from
 
 
 def embedding_for(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
     """The default embedding of an observation of `shape`: a perceptron, or 1-d or 2-d convolutions.
 
-    ``(d,)`` is a vector, or a series if d is at least `SERIES_FROM`; ``(channels, length)`` is a series;
+    ``(d,)`` is a vector, or a series (`is_vector`); ``(channels, length)`` is a series;
     ``(channels, height, width)`` or ``(height, width, channels)`` is an image.
     """
-    if len(shape) == 1 and shape[0] < SERIES_FROM:
+    if is_vector(shape):
         return nn.Sequential(nn.Linear(shape[0], 64), nn.SiLU(), nn.Linear(64, out_features))
     conv: type[nn.Conv1d] | type[nn.Conv2d]
     pool: nn.Module
@@ -45,7 +47,7 @@ def automatic(choice: str, shape: tuple[int, ...], out_features: int = 16) -> nn
     """The network that ``embedding_net="auto"`` stands for: that of `embedding_for`, and none for short vectors."""
     if choice != "auto":
         raise ValueError(f'Expected embedding_net="auto", a network or None, got {choice!r}. Try embedding_net="auto".')
-    return None if len(shape) == 1 and shape[0] < SERIES_FROM else embedding_for(shape, out_features)
+    return None if is_vector(shape) else embedding_for(shape, out_features)
 
 
 class ChannelsFirst(nn.Module):

@@ -47,7 +47,7 @@ class Stacked:
         self._tied = len(list(self.skeleton.named_parameters(remove_duplicate=False))) > len(self.weights)
 
     def __call__(self, *rows: Tensor) -> Tensor:
-        """Each member at its own rows: tensors (K, B, ...) -> (K, ...)."""
+        """Each member evaluated at its own rows: tensors (K, B, ...) -> (K, ...)."""
         if self._natively:
             out: Tensor = functional_call(self.skeleton, self.weights, rows, tie_weights=self._tied)
             return out
@@ -61,6 +61,12 @@ class Stacked:
         """Update a snapshot with the current weights of the members that are `better`, (K,)."""
         for name, value in self.weights.items():
             kept[name] = torch.where(better.reshape(-1, *([1] * (value.ndim - 1))), value.detach(), kept[name])
+
+    @torch.no_grad()
+    def restore(self, kept: Weights) -> None:
+        """Go back to the weights of a snapshot."""
+        for name, value in self.weights.items():
+            value.copy_(kept[name])
 
     def members(self, weights: Weights) -> Iterator[nn.Module]:
         """Each member as a separate module, with its weights of a snapshot."""
@@ -99,7 +105,7 @@ class Alone:
 
 
 class Each(nn.Module):
-    """Any network as a layer of one that takes stacked weights; members share its buffers."""
+    """Any network, as a layer of a module that takes stacked weights; members share its buffers."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

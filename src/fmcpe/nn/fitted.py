@@ -1,4 +1,4 @@
-"""What closed-form fits have in common: tensors that belong to a file."""
+"""Base class of closed-form fits: tensors that are saved in files."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Fitted(nn.Module):
 
     @classmethod
     def empty(cls, **shapes: int | tuple[int, ...]) -> Self:
-        """Tensors of these shapes, their numbers still to be loaded."""
+        """Zero tensors of these shapes, to be loaded later."""
         return cls(**{name: torch.zeros(shape) for name, shape in shapes.items()})

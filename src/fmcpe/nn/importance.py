@@ -22,11 +22,11 @@ class TMixture:
         self.centre, self.root, self.freedom, self.wider = centre, root, freedom, wider
 
     def sample(self, number: int) -> Tensor:
-        """As many draws from each part as from any other: (B, number, p)."""
+        """Stratified draws, equally many from each part: (B, number, p)."""
         batch, parts, dim = self.centre.shape
         of = torch.arange(number, device=self.centre.device) % parts
         normal = torch.randn(batch, number, dim, 1, device=self.centre.device)
-        # of a whole number of degrees of freedom, a chi-squared number is a sum of squares
+        # with an integer number of degrees of freedom, a chi-squared variable is a sum of squares
         chi = torch.randn(batch, number, self.freedom, device=self.centre.device).square().sum(-1, keepdim=True)
         step = torch.linalg.solve_triangular(self.root[:, of].mT, normal, upper=True)[..., 0]
         return self.centre[:, of] + self.wider * step * (self.freedom / chi).sqrt()

@@ -33,7 +33,7 @@ def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
         targets: (N, targets).
     """
     f, t = features.double().cpu(), targets.double().cpu()
-    with np.errstate(invalid="ignore"):  # a single row leaves nothing to be left out of: 0/0
+    with np.errstate(invalid="ignore"):  # leave-one-out of a single row is 0/0
         fit = RidgeCV(alphas=np.logspace(-4, 5, 37)).fit(f.numpy(), t.numpy())
     weight = torch.as_tensor(fit.coef_).reshape(t.shape[1], -1).T  # sklearn drops the axis of a single target
     return Ridge(centre=f.mean(0), weight=weight, bias=t.mean(0)).to(features.device)

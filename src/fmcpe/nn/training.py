@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, OneCycleLR
 
-from fmcpe._checks import check_numbers
 from fmcpe._errors import FMCPEWarning
+from fmcpe._options import SHARE, check_options
 from fmcpe._progress import Progress
 from fmcpe.nn.ensemble import Alone, Stacked, Weights
 
@@ -115,7 +115,7 @@ class Training:
     keep_start: bool = False
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_options(self, {"validation_fraction": SHARE})
 
 
 def train(

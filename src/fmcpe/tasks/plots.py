@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
-from fmcpe.nn.embeddings import SERIES_FROM
+from fmcpe.nn.embeddings import is_vector
 from fmcpe.tasks.base import Task
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # palette of Okabe and Ito, as in `fmcpe.diagnostics.plots`
@@ -63,7 +63,7 @@ def _vectors(task: Task, seed: int) -> Figure:
     grid = figure.subplots(1, columns, squeeze=False)[0]
     for axes, row, real in zip(grid[priors_differ:], theta, y, strict=True):
         simulations = task.simulator(row.expand(_SIMULATIONS, -1)).flatten(1)
-        marker = "o" if times is None and length < SERIES_FROM else ""
+        marker = "o" if times is None and is_vector((length,)) else ""
         for part in (slice(c * length, (c + 1) * length) for c in range(channels)):
             axes.plot(places, simulations[:, part].T, color=BLUE, lw=0.7, alpha=0.35)
             axes.plot(places, real[part], color=ORANGE, lw=1.6, ls="--", marker=marker, ms=3)

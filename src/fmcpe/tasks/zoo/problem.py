@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._random import derive, seeded
-from fmcpe.nn.embeddings import SERIES_FROM, embedding_for
+from fmcpe.nn.embeddings import embedding_for, is_vector
 from fmcpe.spaces import ParameterSpace
 from fmcpe.tasks.base import BLOCK, Reference, Side, Stream, Task
 from fmcpe.tasks.zoo.family import Constants, Family
@@ -65,9 +65,7 @@ class Problem(Task):
 
     def embedding_net(self) -> nn.Module | None:
         """An embedding network for the shape of the data; None for vectors."""
-        if len(self.x_shape) == 1 and self.x_shape[0] < SERIES_FROM:
-            return None
-        return embedding_for(self.x_shape, 16)
+        return None if is_vector(self.x_shape) else embedding_for(self.x_shape, 16)
 
     def observe_at(self, theta: Tensor, strength: float) -> Tensor:
         """Real data at another strength; at 0 they equal simulations."""

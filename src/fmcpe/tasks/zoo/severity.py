@@ -25,6 +25,9 @@ _HIDDEN, _STEPS, _BATCH, _RATE, _DOUBLINGS, _HALVINGS = 64, 250, 256, 1e-2, 8, 6
 class QuickPosterior:
     """Normal intervals for z from a small network.
 
+    It has a training loop of its own: the fused optimiser of `fmcpe.nn.training.descend` rounds differently, and the strengths
+    of published problems must not move.
+
     Args:
         z: Unconstrained parameters of simulations, (N, p).
         x: The simulations, (N, ...).
