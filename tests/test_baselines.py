@@ -230,13 +230,14 @@ def test_simulation_trained_methods_say_what_they_need(cls):
         cls(prior=PRIOR).fit()
 
 
-@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "nnpe", "j-npe"])
+@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "nnpe", "j-npe"])
 def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, pairs, kind):
     brief = Training(max_num_epochs=2, one_cycle=False)
     method = {
         "dpe": lambda: baselines.DPE(PRIOR, training=brief),
         "mf-npe": lambda: baselines.MFNPE(base_with_embedding, training=brief),
         "rope": lambda: baselines.RoPE(base_with_embedding, simulate, num_simulations=100, training=brief),
+        "frisbi": lambda: baselines.FRISBI(base_with_embedding, simulate, num_simulations=100, training=brief),
         "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 200, training=brief),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=brief),
     }[kind]()
@@ -250,12 +251,13 @@ def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, 
     assert not torch.equal(draws[0], draws[2])
 
 
-@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "j-npe"])
+@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "frisbi", "j-npe"])
 def test_wrong_pairs_are_refused(base, cls):
     method = {
         "dpe": lambda: baselines.DPE(PRIOR),
         "mf-npe": lambda: baselines.MFNPE(base),
         "rope": lambda: baselines.RoPE(base, simulate, num_simulations=100),
+        "frisbi": lambda: baselines.FRISBI(base, simulate, num_simulations=100),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=SHORT),
     }[cls]()
     theta = PRIOR.sample((12,))
@@ -269,7 +271,7 @@ def test_wrong_pairs_are_refused(base, cls):
             method.fit(wrong_theta, wrong_y, **QUIET)
 
 
-@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "j-npe"])
+@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "frisbi", "j-npe"])
 @pytest.mark.parametrize("missing", ["theta", "y"])
 def test_half_of_the_pairs_is_refused(base, pairs, cls, missing):
     def simulator(theta):
@@ -279,6 +281,7 @@ def test_half_of_the_pairs_is_refused(base, pairs, cls, missing):
         "dpe": lambda: baselines.DPE(PRIOR),
         "mf-npe": lambda: baselines.MFNPE(base),
         "rope": lambda: baselines.RoPE(base, simulator),
+        "frisbi": lambda: baselines.FRISBI(base, simulator),
         "j-npe": lambda: baselines.JNPE(simulator, PRIOR),
     }[cls]()
     given = {"theta": pairs[0], "y": pairs[1]} | {missing: None}

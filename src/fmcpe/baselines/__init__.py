@@ -6,15 +6,17 @@
 | `DPE` | no | yes | trains on the pairs alone |
 | `MFNPE` | through the base posterior | yes | fine-tunes the base posterior on the pairs |
 | `RoPE` | yes | yes | mixes the base posterior over simulations by optimal transport; transductive |
+| `FRISBI` | yes | yes | the same with fixed potentials: one observation at a time |
 | `NNPE` | yes | no | trains on noisy simulations |
 | `JNPE` | yes | yes | trains on simulations and pairs together |
 """
 
 from fmcpe.baselines.dpe import DPE
+from fmcpe.baselines.frisbi import FRISBI
 from fmcpe.baselines.jnpe import JNPE
 from fmcpe.baselines.mfnpe import MFNPE
 from fmcpe.baselines.nnpe import NNPE, SpikeAndSlab
 from fmcpe.baselines.npe import NPE
 from fmcpe.baselines.rope import RoPE
 
-__all__ = ["DPE", "JNPE", "MFNPE", "NNPE", "NPE", "RoPE", "SpikeAndSlab"]
+__all__ = ["DPE", "FRISBI", "JNPE", "MFNPE", "NNPE", "NPE", "RoPE", "SpikeAndSlab"]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "FineTunedPosterior": "fmcpe.candidates.fine_tuned",
+    "InductiveMixture": "fmcpe.baselines.frisbi",
     "JointFlowed": "fmcpe.candidates.joint_flow",
     "Mixture": "fmcpe.mixture",
     "PriorPosterior": "fmcpe.candidates.prior",
