@@ -230,7 +230,7 @@ def test_simulation_trained_methods_say_what_they_need(cls):
         cls(prior=PRIOR).fit()
 
 
-@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "nnpe", "j-npe"])
+@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "rnpe", "rsnl", "nnpe", "j-npe"])
 def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, pairs, kind):
     brief = Training(max_num_epochs=2, one_cycle=False)
     method = {
@@ -238,6 +238,8 @@ def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, 
         "mf-npe": lambda: baselines.MFNPE(base_with_embedding, training=brief),
         "rope": lambda: baselines.RoPE(base_with_embedding, simulate, num_simulations=100, training=brief),
         "frisbi": lambda: baselines.FRISBI(base_with_embedding, simulate, num_simulations=100, training=brief),
+        "rnpe": lambda: baselines.RNPE(base_with_embedding, simulate, num_simulations=200),
+        "rsnl": lambda: baselines.RSNL(base_with_embedding, simulate, num_simulations=200, training=brief),
         "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 200, training=brief),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=brief),
     }[kind]()

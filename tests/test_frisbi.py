@@ -96,8 +96,7 @@ def test_the_transport_term_moves_unlabelled_observations_to_the_simulations():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 1))
     base = fmcpe.train_npe(task.simulator, task.prior, 2000, net, max_num_epochs=4, domain_randomisation=False, **QUIET)
-    theta, y = task.test_set(300, 0)
-    pairs, shifted = task.calibration_set(40, 0), y + 6.0
+    pairs, shifted = task.calibration_set(40, 0), task.test_set(300, 0)[1] + 6.0
     cost = {}
     for alignment in (0.0, 1.0):
         method = baselines.FRISBI(base, task.simulator, alignment=alignment, num_simulations=500)

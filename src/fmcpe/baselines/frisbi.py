@@ -14,15 +14,15 @@ Senouf et al., 2026).
       p(\theta | y) = \sum_k w_k(y)\, \hat p(\theta | x_k), \]
 
    where ψ is the dual potential of the simulations, solved once in `fit` between all real observations and the pool
-   (`fmcpe.baselines.semi_balanced`). With ρ = 0 the simulations' side of the plan is free, ψ = 0, and this is the closed form of
-   the paper. At an observation that took part in the fit, w is exactly its row of the plan. The default, ρ = 1 as for RoPE, had
+   (`fmcpe.baselines.semi_balanced`). With ρ = 0 the simulations' side of the plan is free, ψ = 0, and this is the closed form
+   of the paper. At an observation that took part in the fit, w is exactly its row of the plan. The default, ρ = 1 as for RoPE, had
    the lower energy score in three of four cases (`gaussian` and `pendulum`, 10 to 100 pairs, no unlabelled observations).
 
 The paper trains a conditional flow to reproduce that mixture from g(y). Here the mixture itself is the posterior: it is
 amortised already, has no approximation error, and needs the pool's simulations, which it keeps.
 
-Without an embedding, h standardises x and g(y) = h(y) + A h(y) + b is the ridge regression of \( \bar h(\theta_j) - h(y_j) \) on
-h(y_j), in closed form and without the transport term.
+Without an embedding, h standardises x and g(y) = h(y) + A h(y) + b is the ridge regression of \( \bar h(\theta_j) - h(y_j) \)
+on h(y_j), in closed form and without the transport term.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ def mean_cost(features: Tensor) -> float:
 
 
 class FRISBI:
-    """Inductive robust posterior estimation.
+    r"""Inductive robust posterior estimation (Senouf et al., 2026).
+
+    \( p(\theta | y) = \sum_k w_k(y)\, \hat p(\theta | x_k) \), with weights from optimal transport between real and simulated
+    features whose potentials are fixed in `fit`: no batch is needed for a new observation.
 
     Args:
         posterior: The base posterior: an sbi posterior, or anything that `as_base_posterior` accepts.
