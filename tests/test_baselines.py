@@ -16,6 +16,7 @@ from fmcpe import baselines, tasks
 from fmcpe.base_posteriors import npe
 from fmcpe.baselines import SpikeAndSlab
 from fmcpe.bench.methods import METHODS
+from fmcpe.bench.plan import ROBUST
 from fmcpe.nn.training import Training
 
 Y = torch.tensor([1.0, 0.5, 1.2])
@@ -301,14 +302,14 @@ def test_jnpe_refuses_pairs_without_rows_on_one_side(pairs):
 def test_every_method_of_the_benchmarks_has_its_name():
     stages = ["sequential", "x-only", "theta-only"]
     ablations = ["fmcpe", "fmcpe-paper", *(f"fmcpe-paper-{name}" for name in stages)]
-    assert list(METHODS) == ["npe", "npe-randomised", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ablations]
+    assert list(METHODS) == ["npe", "npe-randomised", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ROBUST, *ablations]
     task = tasks.get("offset")
     base = fmcpe.train_npe(task.simulator, task.prior, 500, max_num_epochs=1, **QUIET)
     theta = task.prior.sample((400,))
     simulations = theta, task.simulator(theta)
     pairs, made = task.calibration_set(12, 0), {name: METHODS[name](base, task, simulations) for name in METHODS}
     assert all(callable(method.fit) for method in made.values())
-    for name in ("npe", "rope"):  # the others train for a while, and have tests of their own
+    for name in ("npe", "rope", *ROBUST):  # the others train for a while, and have tests of their own
         assert made[name].fit(*pairs, **QUIET).sample((3,), x=torch.zeros(1)).shape == (3, 1)
     assert made["rope"].simulations[1].shape == (400, 1)
     assert made["nnpe"].simulations is made["j-npe"].simulations is simulations

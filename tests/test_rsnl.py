@@ -91,7 +91,7 @@ def test_draws_of_theta_and_of_adjustments_are_those_of_the_enumerated_posterior
     monkeypatch.setattr(Adjusted, "_shrunk", lambda self, s, means, variances: scale.expand(len(s), -1))
     y = torch.tensor([[2.0, 1.6]])
     levels, log_weights = laplace_levels()
-    pairs = torch.cartesian_prod(torch.arange(24), torch.arange(24))
+    pairs = torch.cartesian_prod(torch.arange(16), torch.arange(16))
     variances, weights = scale * levels[pairs], log_weights[pairs].sum(1)
     z = torch.linspace(0.0, 0.4, 801, dtype=torch.float64)[:, None]  # the posterior is about 0.2 ± 0.02
     mean, covariance = inner.likelihood.moments(z)

@@ -40,16 +40,21 @@ from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import simulate
 from fmcpe.baselines.common import shared_of, wrapped
 from fmcpe.baselines.nnpe import SpikeAndSlab
-from fmcpe.baselines.scale_mixtures import Summaries, cauchy_levels, log_normal, summaries_of, sweep, with_diagonal
+from fmcpe.baselines.scale_mixtures import (
+    Summaries,
+    cauchy_levels,
+    chains_at_once,
+    log_normal,
+    summaries_of,
+    sweep,
+    with_diagonal,
+)
 from fmcpe.candidates.base import Shared, Transported, base_of
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.spaces import ParameterSpace
 
 WARM_UP, THIN = 40, 2
 """Sweeps before the first draw of a chain, and between two."""
-
-ROWS = 4000
-"""Chains that run at once."""
 
 
 class Denoised(Transported):
@@ -102,7 +107,8 @@ class Denoised(Transported):
         """Draws of s(x), (B, n, d), and the probabilities of the slab, (B, d)."""
         s = self.summaries(y)
         chains = min(n, max(8, min(256, n // 8)))
-        parts = [self._chains(part, chains, -(-n // chains)) for part in s.split(max(1, ROWS // chains))]
+        observations = max(1, chains_at_once(s.shape[1]) // chains)
+        parts = [self._chains(part, chains, -(-n // chains)) for part in s.split(observations)]
         return torch.cat([x for x, _ in parts])[:, :n], torch.cat([p for _, p in parts])
 
     def _chains(self, s: Tensor, chains: int, each: int) -> tuple[Tensor, Tensor]:

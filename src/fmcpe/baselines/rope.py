@@ -168,7 +168,7 @@ def simulated_pool(
 
 
 def distinct_features(h: nn.Module, pool: Tensor, embedded: bool) -> Tensor:
-    """h of the pool, (K, d); an error if it is the same for all."""
+    """H of the pool, (K, d); an error if it is the same for all."""
     features = in_parts(h, pool)
     if not bool((features != features[0]).any()):
         raise ValueError(

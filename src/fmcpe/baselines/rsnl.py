@@ -4,18 +4,18 @@ simulation-based inference", Kelly et al., 2024), amortised over observations.
 \[ s(y) = m(\theta) + \Gamma + \varepsilon, \qquad \varepsilon \sim \mathcal N(0, \Sigma(\theta)), \qquad
    \Gamma_d \sim \mathrm{Laplace}(0, \lambda_d u_d). \]
 
-m and Σ are the output of one network, trained on simulations from the prior by maximum likelihood. The Laplace prior shrinks
-the adjustment Γ of a summary that the simulator can match to 0; one that it cannot match is adjusted in place of θ. What is
-assumed is that few summaries are off, and that Γ is independent of θ. No pairs are needed.
+m and Σ are the output of one network, trained on simulations from the prior by maximum likelihood. The Laplace prior
+shrinks the adjustment Γ of a summary that the simulator can match to 0; one that it cannot match is adjusted in place of θ.
+What is assumed is that few summaries are off, and that Γ is independent of θ. No pairs are needed.
 
 θ and Γ are sampled jointly for each observation, with Γ integrated out while θ moves. A Laplace error is a scale mixture of
-normals (`fmcpe.baselines.scale_mixtures`): given its variances v, s(y) has mean m(θ) and covariance Σ(θ) + diag v. A Gibbs sweep
-over v alternates with differential-evolution Metropolis steps of θ, whose proposals are differences of past states of the
-observation's own chains (ter Braak and Vrugt, 2008). All chains of many observations run as one batch.
+normals (`fmcpe.baselines.scale_mixtures`): given its variances v, s(y) has mean m(θ) and covariance Σ(θ) + diag v. A Gibbs
+sweep over v alternates with differential-evolution Metropolis steps of θ, whose proposals are differences of past states of
+the observation's own chains (ter Braak and Vrugt, 2008). All chains of many observations run as one batch.
 
-The paper takes λ from the data, 0.3 |s(y)|, standardised by the simulations of earlier rounds. Here there is one round, whose
-likelihood serves every observation, and s(y) is standardised by the posterior predictive under λ = 1, from the first half of the
-warm-up: with its mean \( \bar m_d \) and deviation \( \bar\sigma_d \),
+The paper takes λ from the data, 0.3 |s(y)|, standardised by the simulations of earlier rounds. Here there is one round,
+whose likelihood serves every observation, and s(y) is standardised by the posterior predictive under λ = 1, from the first
+half of the warm-up: with its mean \( \bar m_d \) and deviation \( \bar\sigma_d \),
 
 \[ \lambda_d = 0.3 \max(1, |s_d(y) - \bar m_d| / \bar\sigma_d), \]
 
@@ -41,7 +41,15 @@ from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import simulate
 from fmcpe.baselines.common import shared_of, wrapped
-from fmcpe.baselines.scale_mixtures import Summaries, laplace_levels, log_normal, summaries_of, sweep, with_diagonal
+from fmcpe.baselines.scale_mixtures import (
+    Summaries,
+    chains_at_once,
+    laplace_levels,
+    log_normal,
+    summaries_of,
+    sweep,
+    with_diagonal,
+)
 from fmcpe.candidates.base import Posterior, Remembered, Shared
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.importance import systematic
@@ -53,11 +61,8 @@ LIKELIHOOD = Training(max_num_epochs=40, training_batch_size=256, validation_fra
 HIDDEN = 64
 """Width of the network."""
 
-WARM_UP, THIN, MOVES = 60, 3, 4
+WARM_UP, THIN, MOVES = 60, 3, 3
 """Sweeps before the first draw of a chain, sweeps between two, and Metropolis steps of θ per sweep."""
-
-ROWS = 4000
-"""Chains that run at once."""
 
 
 class GaussianLikelihood(nn.Module):
@@ -173,8 +178,9 @@ class Adjusted(Posterior):
     def _draws(self, y: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """z, (B, n, p), and Γ, (B, n, d)."""
         chains = min(n, max(8, min(64, n // 8)))
-        rows = max(1, ROWS // chains)
-        parts = [self._chains(part, chains, -(-n // chains)) for part in self.summaries(y).split(rows)]
+        s = self.summaries(y)
+        observations = max(1, chains_at_once(s.shape[1]) // chains)
+        parts = [self._chains(part, chains, -(-n // chains)) for part in s.split(observations)]
         z, gamma = (torch.cat(part)[:, :n] for part in zip(*parts, strict=True))
         return z.to(y.dtype), gamma
 

@@ -25,13 +25,13 @@ CLIP = 1e4
 """Standardised summaries of an observation are clipped to this many standard deviations, for numerical reasons."""
 
 
-def cauchy_levels(scale: float, number: int = 36) -> tuple[Tensor, Tensor]:
+def cauchy_levels(scale: float, number: int = 28) -> tuple[Tensor, Tensor]:
     """Variances and log weights, (L,) each, of the normals whose mixture is Cauchy(0, scale): v = scale² / χ²₁."""
     edges = torch.logspace(-1.2, 8.0, number - 1, dtype=torch.float64)
     return _levels(edges, torch.special.erfc((0.5 / edges).sqrt()), scale)
 
 
-def laplace_levels(number: int = 24) -> tuple[Tensor, Tensor]:
+def laplace_levels(number: int = 16) -> tuple[Tensor, Tensor]:
     """The same for Laplace(0, 1): v is exponential with mean 2."""
     edges = torch.logspace(-2.5, 1.5, number - 1, dtype=torch.float64)
     return _levels(edges, -torch.expm1(-edges / 2), 1.0)
@@ -44,6 +44,11 @@ def _levels(edges: Tensor, cumulative: Tensor, scale: float) -> tuple[Tensor, Te
     one = cumulative.new_ones(1)
     weights = torch.cat([cumulative, one]) - torch.cat([0 * one, cumulative])
     return middle * scale**2, weights.clamp_min(1e-300).log()
+
+
+def chains_at_once(summaries: int) -> int:
+    """Number of chains whose matrices take little memory: a sweep reads and writes them once per summary."""
+    return max(256, min(4000, 500_000 // summaries**2))
 
 
 def sweep(
@@ -69,8 +74,10 @@ def sweep(
         delta = table - table.gather(1, index[:, j : j + 1])
         grown = (delta * own).add_(1.0).clamp_min_(1e-12)
         score = log_weights - 0.5 * grown.log() + 0.5 * delta * q.square() / grown
-        above.append(1 - score.softmax(1)[:, 0])
-        new = (score - torch.empty_like(score).exponential_().log()).argmax(1, keepdim=True)
+        share = score.softmax(1)
+        above.append(1 - share[:, 0])
+        place = torch.rand(len(share), 1, dtype=share.dtype, device=share.device)
+        new = (share.cumsum(1) < place).sum(1, keepdim=True).clamp_max_(share.shape[1] - 1)
         step = delta.gather(1, new)
         precision.baddbmm_((column * (-step / grown.gather(1, new)))[:, :, None], column[:, None, :])
         chosen.append(new)
