@@ -185,7 +185,7 @@ class RNPE:
         device: Device to sample on.
 
     Example:
-        >>> method = baselines.RNPE(base, simulator)
+        >>> method = fmcpe.baselines.RNPE(base, simulator)
         >>> posterior = method.fit(seed=0, show_progress_bars=False)
         >>> posterior.sample((10,), x=y_obs, seed=0).shape
         torch.Size([10, 1])

@@ -305,7 +305,7 @@ class RSNL:
         device: Device to train and sample on.
 
     Example:
-        >>> method = baselines.RSNL(base, simulator, num_simulations=1000)
+        >>> method = fmcpe.baselines.RSNL(base, simulator, num_simulations=1000)
         >>> posterior = method.fit(seed=0, show_progress_bars=False)
         >>> posterior.sample((10,), x=y_obs, seed=0).shape
         torch.Size([10, 1])
