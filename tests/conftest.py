@@ -61,7 +61,10 @@ def base_with_embedding():
 
 
 FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
-BASELINES = ("npe", "dpe", "mf-npe", "rope", "rope-summary", "nnpe", "j-npe")
+BASELINES = (
+    *("npe", "dpe", "mf-npe", "rope", "rope-summary", "frisbi", "frisbi-summary"),
+    *("rnpe", "rnpe-summary", "rsnl", "nnpe", "j-npe"),
+)
 CANDIDATES = {
     "prior": candidates.Prior(),
     "residual_shift": candidates.ResidualShift(),
@@ -99,6 +102,11 @@ def posteriors(base, base_with_embedding, pairs):
             "mf-npe": lambda: baselines.MFNPE(base),
             "rope": lambda: baselines.RoPE(base, simulate, num_simulations=300),
             "rope-summary": lambda: baselines.RoPE(base_with_embedding, simulate, num_simulations=300),
+            "frisbi": lambda: baselines.FRISBI(base, simulate, num_simulations=300),
+            "frisbi-summary": lambda: baselines.FRISBI(base_with_embedding, simulate, num_simulations=300),
+            "rnpe": lambda: baselines.RNPE(base, simulate, num_simulations=1000),
+            "rnpe-summary": lambda: baselines.RNPE(base_with_embedding, simulate, num_simulations=1000),
+            "rsnl": lambda: baselines.RSNL(base, simulate, num_simulations=2000),
             "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 4000, training=SHORT),
             "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 4000, training=SHORT),
         }[kind]()

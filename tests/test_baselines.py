@@ -16,6 +16,7 @@ from fmcpe import baselines, tasks
 from fmcpe.base_posteriors import npe
 from fmcpe.baselines import SpikeAndSlab
 from fmcpe.bench.methods import METHODS
+from fmcpe.bench.plan import ROBUST
 from fmcpe.nn.training import Training
 
 Y = torch.tensor([1.0, 0.5, 1.2])
@@ -230,13 +231,16 @@ def test_simulation_trained_methods_say_what_they_need(cls):
         cls(prior=PRIOR).fit()
 
 
-@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "nnpe", "j-npe"])
+@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "rnpe", "rsnl", "nnpe", "j-npe"])
 def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, pairs, kind):
     brief = Training(max_num_epochs=2, one_cycle=False)
     method = {
         "dpe": lambda: baselines.DPE(PRIOR, training=brief),
         "mf-npe": lambda: baselines.MFNPE(base_with_embedding, training=brief),
         "rope": lambda: baselines.RoPE(base_with_embedding, simulate, num_simulations=100, training=brief),
+        "frisbi": lambda: baselines.FRISBI(base_with_embedding, simulate, num_simulations=100, training=brief),
+        "rnpe": lambda: baselines.RNPE(base_with_embedding, simulate, num_simulations=200),
+        "rsnl": lambda: baselines.RSNL(base_with_embedding, simulate, num_simulations=200, training=brief),
         "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 200, training=brief),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=brief),
     }[kind]()
@@ -250,12 +254,13 @@ def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, 
     assert not torch.equal(draws[0], draws[2])
 
 
-@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "j-npe"])
+@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "frisbi", "j-npe"])
 def test_wrong_pairs_are_refused(base, cls):
     method = {
         "dpe": lambda: baselines.DPE(PRIOR),
         "mf-npe": lambda: baselines.MFNPE(base),
         "rope": lambda: baselines.RoPE(base, simulate, num_simulations=100),
+        "frisbi": lambda: baselines.FRISBI(base, simulate, num_simulations=100),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=SHORT),
     }[cls]()
     theta = PRIOR.sample((12,))
@@ -269,7 +274,7 @@ def test_wrong_pairs_are_refused(base, cls):
             method.fit(wrong_theta, wrong_y, **QUIET)
 
 
-@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "j-npe"])
+@pytest.mark.parametrize("cls", ["dpe", "mf-npe", "rope", "frisbi", "j-npe"])
 @pytest.mark.parametrize("missing", ["theta", "y"])
 def test_half_of_the_pairs_is_refused(base, pairs, cls, missing):
     def simulator(theta):
@@ -279,6 +284,7 @@ def test_half_of_the_pairs_is_refused(base, pairs, cls, missing):
         "dpe": lambda: baselines.DPE(PRIOR),
         "mf-npe": lambda: baselines.MFNPE(base),
         "rope": lambda: baselines.RoPE(base, simulator),
+        "frisbi": lambda: baselines.FRISBI(base, simulator),
         "j-npe": lambda: baselines.JNPE(simulator, PRIOR),
     }[cls]()
     given = {"theta": pairs[0], "y": pairs[1]} | {missing: None}
@@ -296,14 +302,14 @@ def test_jnpe_refuses_pairs_without_rows_on_one_side(pairs):
 def test_every_method_of_the_benchmarks_has_its_name():
     stages = ["sequential", "x-only", "theta-only"]
     ablations = ["fmcpe", "fmcpe-paper", *(f"fmcpe-paper-{name}" for name in stages)]
-    assert list(METHODS) == ["npe", "npe-randomised", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ablations]
+    assert list(METHODS) == ["npe", "npe-randomised", "dpe", "mf-npe", "rope", "nnpe", "j-npe", *ROBUST, *ablations]
     task = tasks.get("offset")
     base = fmcpe.train_npe(task.simulator, task.prior, 500, max_num_epochs=1, **QUIET)
     theta = task.prior.sample((400,))
     simulations = theta, task.simulator(theta)
     pairs, made = task.calibration_set(12, 0), {name: METHODS[name](base, task, simulations) for name in METHODS}
     assert all(callable(method.fit) for method in made.values())
-    for name in ("npe", "rope"):  # the others train for a while, and have tests of their own
+    for name in ("npe", "rope", *ROBUST):  # the others train for a while, and have tests of their own
         assert made[name].fit(*pairs, **QUIET).sample((3,), x=torch.zeros(1)).shape == (3, 1)
     assert made["rope"].simulations[1].shape == (400, 1)
     assert made["nnpe"].simulations is made["j-npe"].simulations is simulations

@@ -15,7 +15,7 @@ from fmcpe.base_posteriors.domain_randomisation import on_a_baseline
 from fmcpe.bench.clock import timed_parts
 from fmcpe.bench.fitting import build
 from fmcpe.bench.measure import measured, reference_draws
-from fmcpe.bench.plan import EXPERIMENTS, METHODS, WITHOUT_PAIRS, plan
+from fmcpe.bench.plan import EXPERIMENTS, METHODS, ROBUST, WITHOUT_PAIRS, plan
 from fmcpe.bench.presets import PRESETS
 from fmcpe.bench.units import RANDOMISABLE, Evaluation, Unit, options
 from fmcpe.bench.work import BASE_FILE, _timed_fit, load_base, perform
@@ -272,3 +272,14 @@ def test_methods_that_train_on_simulations_get_as_many_as_the_unit_says():
         assert unit.base is None
         method = build(unit, tasks.get("gaussian-prior"), None)
         assert len(method.simulations[0]) == unit.simulations == 300
+
+
+@pytest.mark.parametrize("experiment", ["main", "timing", "frontier", "zoo"])
+def test_robust_baselines_run_where_they_are_named(experiment):
+    """They are no part of the experiments otherwise, so the units of stored runs stay as they are."""
+    asked = plan(experiment, "quick", methods=ROBUST)
+    fits = [unit for unit in asked if unit.kind == "fit"]
+    assert {unit.method for unit in fits} == set(ROBUST)
+    assert all(unit.base in asked for unit in fits)
+    assert all((unit.pairs == 0) == (unit.method != "frisbi") for unit in fits)
+    assert not {unit.method for unit in plan(experiment, "quick")} & set(ROBUST)

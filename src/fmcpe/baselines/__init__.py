@@ -6,15 +6,21 @@
 | `DPE` | no | yes | trains on the pairs alone |
 | `MFNPE` | through the base posterior | yes | fine-tunes the base posterior on the pairs |
 | `RoPE` | yes | yes | mixes the base posterior over simulations by optimal transport; transductive |
+| `FRISBI` | yes | yes | the same with fixed potentials: one observation at a time |
 | `NNPE` | yes | no | trains on noisy simulations |
+| `RNPE` | yes | no | denoises y under spike-and-slab errors, then asks the base posterior |
+| `RSNL` | yes | no | Gaussian likelihood with an adjustment of each summary, by MCMC |
 | `JNPE` | yes | yes | trains on simulations and pairs together |
 """
 
 from fmcpe.baselines.dpe import DPE
+from fmcpe.baselines.frisbi import FRISBI
 from fmcpe.baselines.jnpe import JNPE
 from fmcpe.baselines.mfnpe import MFNPE
 from fmcpe.baselines.nnpe import NNPE, SpikeAndSlab
 from fmcpe.baselines.npe import NPE
+from fmcpe.baselines.rnpe import RNPE
 from fmcpe.baselines.rope import RoPE
+from fmcpe.baselines.rsnl import RSNL
 
-__all__ = ["DPE", "JNPE", "MFNPE", "NNPE", "NPE", "RoPE", "SpikeAndSlab"]
+__all__ = ["DPE", "FRISBI", "JNPE", "MFNPE", "NNPE", "NPE", "RNPE", "RSNL", "RoPE", "SpikeAndSlab"]

@@ -34,6 +34,7 @@ from fmcpe._checks import as_pairs, finite_rows
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import simulate
 from fmcpe.baselines.common import shared_of, wrapped
 from fmcpe.baselines.semi_balanced import TransportMixture
@@ -111,27 +112,13 @@ class RoPE:
         theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
         started = time.perf_counter()
         with settled(), seeded(seed), torch.no_grad():
-            rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)[1]
-            pool = rows[:].to(self.device)
-            pool = pool[finite_rows(pool)]
-            if pool.shape[1:] != y.shape[1:]:
-                raise ValueError(
-                    f"Expected y with rows of shape {tuple(pool.shape[1:])}, as the simulations have, got y of shape "
-                    f"{tuple(y.shape)}. Bring each row of y into that shape, or pass simulations of its shape."
-                )
+            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, y, self.device)
             theta, y = theta.to(self.device), y.to(self.device)
             h = FlatStandardiser(pool) if self.base.embedding is None else copy.deepcopy(self.base.embedding)
-            g, features = copy.deepcopy(h).eval(), _in_parts(h, pool)
-            if not bool((features != features[0]).any()):
-                what = "raw data" if self.base.embedding is None else "embedding of x"
-                raise ValueError(
-                    f"Expected features that differ between simulations, got the same {what} for all {len(pool)} "
-                    "simulations of the pool. Check that the simulator depends on theta, or train the base posterior again "
-                    "with another embedding_net."
-                )
+            g, features = copy.deepcopy(h).eval(), distinct_features(h, pool, self.base.embedding is not None)
             history: dict[str, list[float]] = {}
             if self.base.embedding is not None:
-                targets = self._targets(h, theta, x)
+                targets = mean_features(h, self.simulator, theta, x, self.num_targets, "RoPE")
                 with torch.enable_grad():
                     history = self._match(g, y, targets, show_progress_bars)
             working, shared = self.base.summarised(), shared_of(self.base)
@@ -141,24 +128,12 @@ class RoPE:
                 g.requires_grad_(False),
                 working.summarise(pool),
                 features,
-                _in_parts(g, y),
+                in_parts(g, y),
                 self.gamma,
                 self.rho,
             )
         history["seconds"] = [time.perf_counter() - started]
         return wrapped(mixture, shared, y.shape[1:], "RoPE", history, theta.shape[0])
-
-    def _targets(self, h: nn.Module, theta: Tensor, x: Tensor | None) -> Tensor:
-        """The mean embedding of simulations at each θ, (N, d)."""
-        if x is not None:
-            return _in_parts(h, x.to(self.device))
-        if self.simulator is None:
-            raise ValueError(
-                "Expected a simulator, or simulations at the same theta, got neither. Call RoPE(posterior, simulator), or "
-                "fit(theta, y, x=simulations_at_theta)."
-            )
-        simulator = CheckedSimulator(self.simulator, None)
-        return sum(_in_parts(h, simulator(theta)) for _ in range(self.num_targets)) / self.num_targets  # type: ignore[return-value]
 
     def _match(self, g: nn.Module, y: Tensor, targets: Tensor, show_progress_bars: bool) -> dict[str, list[float]]:
         """Fit g(y) to `targets`; the loss is in units of the targets' variance."""
@@ -173,5 +148,57 @@ class RoPE:
         return train(g, loss, y.shape[0], self.training, "RoPE's embedding", show_progress_bars)
 
 
-def _in_parts(net: nn.Module, data: Tensor) -> Tensor:
+def simulated_pool(
+    base: BasePosterior,
+    simulator: Callable[[Tensor], Any] | None,
+    number: int,
+    given: tuple[Any, Any] | None,
+    y: Tensor,
+    device: torch.device,
+) -> Tensor:
+    """Finite simulations at draws of the prior, or the given ones, of the shape of y: (K, ...)."""
+    pool = simulate(simulator, base.prior, number, given)[1][:].to(device)
+    pool = pool[finite_rows(pool)]
+    if pool.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            f"Expected y with rows of shape {tuple(pool.shape[1:])}, as the simulations have, got y of shape "
+            f"{tuple(y.shape)}. Bring each row of y into that shape, or pass simulations of its shape."
+        )
+    return pool
+
+
+def distinct_features(h: nn.Module, pool: Tensor, embedded: bool) -> Tensor:
+    """H of the pool, (K, d); an error if it is the same for all."""
+    features = in_parts(h, pool)
+    if not bool((features != features[0]).any()):
+        raise ValueError(
+            f"Expected features that differ between simulations, got the same {'embedding of x' if embedded else 'raw data'} "
+            f"for all {len(pool)} simulations of the pool. Check that the simulator depends on theta, or train the base "
+            "posterior again with another embedding_net."
+        )
+    return features
+
+
+def mean_features(
+    h: nn.Module,
+    simulator: Callable[[Tensor], Any] | None,
+    theta: Tensor,
+    x: Tensor | None,
+    number: int,
+    method: str,
+) -> Tensor:
+    """The mean of h over `number` simulations at each θ, or h of given ones, (N, d)."""
+    if x is not None:
+        return in_parts(h, x.to(theta.device))
+    if simulator is None:
+        raise ValueError(
+            f"Expected a simulator, or simulations at the same theta, got neither. Call {method}(posterior, simulator), or "
+            "fit(theta, y, x=simulations_at_theta)."
+        )
+    checked = CheckedSimulator(simulator, None)
+    return sum(in_parts(h, checked(theta)) for _ in range(number)) / number  # type: ignore[return-value]
+
+
+def in_parts(net: nn.Module, data: Tensor) -> Tensor:
+    """A network's output for many rows."""
     return torch.cat([net(part) for part in data.split(1000)])

@@ -62,14 +62,21 @@ def semi_balanced_rows(
             weight.
         max_iterations: Number of iterations after which a warning is given.
     """
+    return torch.softmax(cost / -gamma + column_potentials(cost, gamma, rho, tolerance, max_iterations), 1)
+
+
+def column_potentials(
+    cost: Tensor, gamma: float, rho: float, tolerance: float = 1e-3, max_iterations: int = 2000
+) -> Tensor:
+    """ψ of the plan, (K,), with the arguments of `semi_balanced_rows`; 0 for free columns."""
     n, size = cost.shape
     scores = cost / -gamma
+    absorbed = torch.zeros(size, dtype=cost.dtype, device=cost.device)
     if rho == 0:
-        return scores.softmax(1)
+        return absorbed
     tau = 1.0 if math.isinf(rho) else rho / (rho + gamma)
     # the plain iteration is slow where columns are nearly exact: over-relax as long as the error does not grow
     relaxation = 1.0 if tau < 0.95 else 1.5
-    absorbed = torch.zeros(size, dtype=cost.dtype, device=cost.device)
     psi, kernel = absorbed, scores.softmax(1)
     error = before = math.inf
     for _ in range(max_iterations):
@@ -94,9 +101,9 @@ def semi_balanced_rows(
             f"Expected the transport plan to converge in {max_iterations} iterations, got an error of {error:.1e}. "
             f"Try a larger gamma than {gamma:g} or a smaller rho than {rho:g}.",
             FMCPEWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return torch.softmax(scores + psi, 1)
+    return psi
 
 
 class TransportMixture(Transported):

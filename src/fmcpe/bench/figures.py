@@ -22,6 +22,7 @@ from fmcpe.diagnostics.plots import corner, rank_histograms
 COLORS = {
     "npe": "#999999", "npe-randomised": "#666666",
     "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
+    "frisbi": "#AA4499", "rnpe": "#B5A642", "rsnl": "#44AA99",
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
 }  # fmt: skip
@@ -90,7 +91,9 @@ def _boxes(
         if method not in boxed:
             value = results.mean(experiment, task, method, None, metric)
             if np.isfinite(value):
-                style = {"reference": "--", "npe": "-.", "npe-randomised": (0, (1, 1)), "nnpe": ":"}[method]
+                style = {"reference": "--", "npe": "-.", "npe-randomised": (0, (1, 1)), "nnpe": ":"}.get(
+                    method, (0, (3, 1, 1, 1, 1, 1))
+                )
                 axes.axhline(value, color=COLORS[method], ls=style, lw=1.2, zorder=0)
             continue
         values = [results.values(experiment, task, method, size, metric) for size in sizes]

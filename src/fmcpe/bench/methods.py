@@ -12,6 +12,9 @@ posterior, the task and existing simulations provide everything that a method ne
 | ``rope`` | mixture over simulations by optimal transport |
 | ``nnpe`` | trained on noisy simulations |
 | ``j-npe`` | trained on simulations and pairs together |
+| ``frisbi`` | the same with fixed potentials, one observation at a time |
+| ``rnpe`` | the base posterior at y denoised under spike-and-slab errors |
+| ``rsnl`` | Gaussian likelihood with an adjustment of each summary |
 | ``fmcpe`` | the default recipe |
 | ``fmcpe-paper`` | the recipe of the paper |
 | ``fmcpe-paper-sequential`` | the same, u_X first, then u_Θ |
@@ -27,7 +30,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fmcpe._random import seeded
-from fmcpe.baselines import DPE, JNPE, MFNPE, NNPE, NPE, RoPE
+from fmcpe.baselines import DPE, FRISBI, JNPE, MFNPE, NNPE, NPE, RNPE, RSNL, RoPE
 from fmcpe.candidates import Paper
 from fmcpe.method import FMCPE
 from fmcpe.posterior import CorrectedPosterior
@@ -62,8 +65,25 @@ def _mfnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Met
 
 
 def _rope(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
-    pool = _from_simulation_prior(task, simulations, RoPE.POOL)
-    return RoPE(base, task.simulator, task.prior, simulations=pool and (pool[0][: RoPE.POOL], pool[1][: RoPE.POOL]))
+    return RoPE(base, task.simulator, task.prior, simulations=_pool(task, simulations, RoPE.POOL))
+
+
+def _frisbi(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return FRISBI(base, task.simulator, task.prior, simulations=_pool(task, simulations, FRISBI.POOL))
+
+
+def _rnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return RNPE(base, task.simulator, task.prior, simulations=_pool(task, simulations, RNPE.POOL))
+
+
+def _rsnl(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    return RSNL(base, task.simulator, task.prior, simulations=_pool(task, simulations, RSNL.POOL))
+
+
+def _pool(task: Task, simulations: Simulations | None, number: int) -> Simulations | None:
+    """The first `number` of the simulations that `_from_simulation_prior` gives."""
+    found = _from_simulation_prior(task, simulations, number)
+    return found and (found[0][:number], found[1][:number])
 
 
 def _nnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
@@ -100,6 +120,9 @@ METHODS: dict[str, Factory] = {
     "rope": _rope,
     "nnpe": _nnpe,
     "j-npe": _jnpe,
+    "frisbi": _frisbi,
+    "rnpe": _rnpe,
+    "rsnl": _rsnl,
     "fmcpe": _fmcpe(),
     "fmcpe-paper": _fmcpe("paper"),
     "fmcpe-paper-sequential": _fmcpe(Paper(stages="sequential")),

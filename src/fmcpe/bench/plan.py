@@ -23,11 +23,14 @@ from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, U
 from fmcpe.tasks import find, zoo
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
+ROBUST = ("frisbi", "rnpe", "rsnl")
+"""Baselines that `main`, `timing`, `frontier` and `zoo` run where ``methods`` names them."""
+
 PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
-METHODS = ("npe", "npe-randomised", *BASELINES[1:], "fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference")
+METHODS = ("npe", "npe-randomised", *BASELINES[1:], *ROBUST, "fmcpe-paper", *PAPER_STAGES, "fmcpe", "reference")
 """All methods by name, in the order of tables."""
 
-WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "reference")
+WITHOUT_PAIRS = ("npe", "npe-randomised", "nnpe", "rnpe", "rsnl", "reference")
 """Methods that use no calibration pairs: one unit of each serves all sizes and sets."""
 
 GROWING = ("zoo",)
@@ -91,8 +94,9 @@ def plan(
     for name in own:
         own_factory(name)  # reject one that cannot be imported before anything runs
     paper = ("fmcpe-paper",) if with_paper or "fmcpe-paper" in wanted else ()
-    others = tuple(name for name in wanted if name in BASELINES and name not in budget.zoo_methods)
-    budget = replace(budget, zoo_methods=(*budget.zoo_methods, *others, *paper, *own))
+    others = tuple(name for name in wanted if name in (*BASELINES, *ROBUST) and name not in budget.zoo_methods)
+    more = tuple(name for name in ROBUST if name in wanted)
+    budget = replace(budget, zoo_methods=(*budget.zoo_methods, *others, *paper, *own), more=more)
     made = (_with_base(unit, experiment, data or {}) for unit in EXPERIMENTS[experiment](budget))
     fits = list(dict.fromkeys(made))
     unknown = set(wanted) - {unit.method for unit in fits}
@@ -121,7 +125,7 @@ def _with_base(unit: Unit, experiment: str, data: Mapping[str, str]) -> Unit:
 
 
 def _main(p: Preset) -> Iterable[Unit]:
-    units = _grid(p, p.tasks, (*BASELINES, "npe-randomised", "fmcpe-paper", "fmcpe", "reference"))
+    units = _grid(p, p.tasks, (*BASELINES, *p.more, "npe-randomised", "fmcpe-paper", "fmcpe", "reference"))
     return (unit for unit in units if unit.method != "npe-randomised" or unit.task in RANDOMISABLE)
 
 
@@ -150,7 +154,7 @@ def _prior(p: Preset) -> Iterable[Unit]:
 
 
 def _timing(p: Preset) -> Iterable[Unit]:
-    return _timed(p, p.timed_sizes, (*BASELINES, "fmcpe-paper", "fmcpe"))
+    return _timed(p, p.timed_sizes, (*BASELINES, *p.more, "fmcpe-paper", "fmcpe"))
 
 
 def _speed(p: Preset) -> Iterable[Unit]:
@@ -180,7 +184,7 @@ def _sensitivity(p: Preset) -> Iterable[Unit]:
 
 def _frontier(p: Preset) -> Iterable[Unit]:
     p = replace(p, sets=min(3, p.sets))
-    methods = (*BASELINES, "fmcpe-paper", "fmcpe", "reference")
+    methods = (*BASELINES, *p.more, "fmcpe-paper", "fmcpe", "reference")
     return _grid(p, p.stage_tasks, methods)
 
 

@@ -57,6 +57,7 @@ class Preset:
         grid_epochs: Epochs of `sensitivity`.
         grid_seeds: Seeds of `sensitivity`.
         grid_test: Test pairs of `sensitivity`, with one draw each.
+        more: Baselines of `main`, `timing` and `frontier` beside those that they always have.
         recipe: Fields of every recipe to reduce, for a smoke test.
         zoo: Problems of `zoo`.
         zoo_sizes: Numbers of pairs of `zoo`.
@@ -91,6 +92,7 @@ class Preset:
     grid_epochs: int = 50
     grid_seeds: tuple[int, ...] = (33, 43, 53)
     grid_test: int = 3000
+    more: tuple[str, ...] = ()
     recipe: Options = ()
     zoo: tuple[str, ...] = zoo.names()
     zoo_sizes: tuple[int, ...] = (10, 30, 100, 300)

@@ -40,6 +40,9 @@ SMALL = 64
 """Numbers up to this one are always allowed."""
 
 _SIZES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
+    "Adjusted": [("summaries.scale.mean", itemgetter("summary")), ("pool", itemgetter("pool"))],
+    "Denoised": [("summaries.scale.mean", itemgetter("summary")), ("means", itemgetter("size"))],
+    "InductiveMixture": [(name, itemgetter(name)) for name in ("pool", "features", "company")],
     "JointFlowed": [("x_scale.mean", lambda c: c["shape"]), ("y_scale.mean", lambda c: c["shape"])],
     "Shifted": [
         ("y_scale.mean", lambda c: c["shape"]),

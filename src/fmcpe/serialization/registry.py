@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from fmcpe.candidates.base import Posterior, Shared
 
 _HOMES = {
+    "Adjusted": "fmcpe.baselines.rsnl",
+    "Denoised": "fmcpe.baselines.rnpe",
     "FineTunedPosterior": "fmcpe.candidates.fine_tuned",
+    "InductiveMixture": "fmcpe.baselines.frisbi",
     "JointFlowed": "fmcpe.candidates.joint_flow",
     "Mixture": "fmcpe.mixture",
     "PriorPosterior": "fmcpe.candidates.prior",
