@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal
 from fmcpe import tasks
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.candidates.base import Remembered, Shared, Transported
+from fmcpe.candidates.base import Remembered, Shared, Transported, _components
 from fmcpe.candidates.joint_flow import JointFlowed
 from fmcpe.flows.solvers import Solver
 from fmcpe.posterior import CorrectedPosterior
@@ -61,6 +61,14 @@ def more_components(posterior, monkeypatch, number=1000):
     for module in random:
         monkeypatch.setattr(module, "components", number // len(random))
         monkeypatch.setattr(module, "_last", Remembered())
+
+
+def test_members_of_a_mixture_draw_their_own_noise(posteriors):
+    """Else the errors of their Monte-Carlo components would not average out."""
+    member = next(m for m in posteriors("joint_flow").inner.modules() if isinstance(m, JointFlowed))
+    (first, _), (second, _) = _components([member, member], Y[None])
+    assert first.shape == second.shape and not torch.allclose(first, second)
+    assert torch.equal(first, _components([member], Y[None])[0][0])
 
 
 class AffineField(nn.Module):

@@ -3,17 +3,20 @@ r"""sbi's vector-field posteriors (FMPE, NPSE): draws and densities of their pro
     dz/dt = v(z, t; x),   z(t_max) ~ N(m, s²),   θ = z(t_min)
     log p̂(θ|x) = log N(z(t_max); m, s²) + ∫ div v dt       along the solution through θ, from t_min to t_max
 
-The classical Runge-Kutta method needs 6 steps for a flow-matching field, whose paths are nearly straight, and 16 for a score,
+The classical Runge-Kutta method needs 5 steps for a flow-matching field, whose paths are nearly straight, and 16 for a score,
 which contracts by orders of magnitude on the way: draws are then within 0.02 posterior standard deviations of the exact
-solution, log densities within 0.05 (tests). The embedding of x is computed once, not at every step.
+solution, log densities within 0.05 (tests). The path of a density is solved without derivatives, and the divergence, the costly
+part, is evaluated at Gauss-Legendre nodes only. The embedding of x is computed once, not at every step.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from sbi.inference.posteriors import VectorFieldPosterior
 from sbi.neural_nets.estimators import FlowMatchingEstimator
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.flows.solvers import METHODS, Solver
+from fmcpe.flows.solvers import Solver
 from fmcpe.nn.embeddings import has_weights
 
 
@@ -31,20 +34,22 @@ class VectorFieldBase(BasePosterior):
     Args:
         posterior: The posterior.
         prior: In place of the posterior's own.
-        steps: Of the solver.
+        steps: Of the solver, for draws and densities.
     """
 
-    components = 32  # each costs an ODE and its divergence
+    components = 24  # each costs an ODE and its divergence
     redraws, tries = 4, 5  # a solution costs nearly the same for one row as for five
-    leakage_draws_in_all = 200
+    leakage_draws_in_all = 500
     rows_at_once = 20_000
 
     def __init__(
         self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int | None = None
     ) -> None:
-        self.posterior = posterior
+        self.posterior, self.steps = posterior, steps
         self.estimator = posterior.vector_field_estimator.eval()
-        steps = steps or (5 if isinstance(self.estimator, FlowMatchingEstimator) else 16)
+        matched = isinstance(self.estimator, FlowMatchingEstimator)
+        self.density_steps, self.density_power = steps or (4 if matched else 16), 2 if matched else 1
+        steps = steps or (5 if matched else 16)
         # noise is at t_max, θ at t_min
         self.solver = Solver("rk4", steps, start=float(self.estimator.t_max), end=float(self.estimator.t_min))
         self._field: Any = _without_embedding(self.estimator)
@@ -76,18 +81,42 @@ class VectorFieldBase(BasePosterior):
         return (torch.cat([self._log_prob_of_z(*part) for part in parts]) - shift).unflatten(0, theta.shape[:2])
 
     def _log_prob_of_z(self, seen: Tensor, z: Tensor) -> Tensor:
-        """Log density at z (M, p) for embedded rows: the equation backwards, with the integral of its divergence."""
-        field, solver = self._velocity(seen), self.solver
-        h, step = (solver.start - solver.end) / solver.steps, METHODS[solver.method]
-        state = torch.cat([z, torch.zeros_like(z[:, :1])], dim=1)
-        for k in range(solver.steps):
-            state = step(lambda t, s: _with_divergence(field, t, s[:, :-1]), z.new_tensor(solver.end + k * h), state, h)
+        """Log density at z (M, p) for embedded rows: the equation backwards, then the integral of its divergence along it.
+
+        The variable of integration is s, with t - t_min proportional to s**power: data are at t_min, where a narrow
+        posterior's field is steep. Between steps the path is a cubic; Gauss-Legendre nodes need fewer divergences than stages.
+        """
+        velocity, steps, power = self._velocity(seen), self.density_steps, self.density_power
+        begin, length, h = self.solver.end, self.solver.start - self.solver.end, 1 / self.density_steps
+
+        def at(s: float) -> tuple[Tensor, float]:
+            """T(s) and dt/ds."""
+            return z.new_tensor(begin + length * s**power), length * power * s ** (power - 1)
+
+        def slope(s: float, state: Tensor) -> Tensor:
+            t, rate = at(s)
+            return h * rate * velocity(t, state)
+
+        places, slopes = [z], [slope(0.0, z)]
+        for k in range(steps):
+            here, k1 = places[k], slopes[k]
+            k2 = slope((k + 0.5) * h, here + k1 / 2)
+            k3 = slope((k + 0.5) * h, here + k2 / 2)
+            k4 = slope((k + 1) * h, here + k3)
+            places.append(here + (k1 + 2 * k2 + 2 * k3 + k4) / 6)
+            slopes.append(slope((k + 1) * h, places[-1]))
         base = torch.distributions.Normal(self.estimator.mean_base, self.estimator.std_base)
-        return base.log_prob(state[:, :-1]).sum(-1) + state[:, -1]
+        out = base.log_prob(places[-1]).sum(-1)
+        for node, weight in zip(*np.polynomial.legendre.leggauss(math.ceil(1.5 * steps)), strict=True):
+            s = (1 + float(node)) / 2
+            k, (t, rate) = min(int(s / h), steps - 1), at(s)
+            path = _cubic(s / h - k, *places[k : k + 2], *slopes[k : k + 2])
+            out = out + float(weight) / 2 * rate * _divergence(velocity, t, path)
+        return out
 
     def with_estimator(self, estimator: nn.Module) -> VectorFieldBase:
         """The same posterior with another network."""
-        return VectorFieldBase(VectorFieldPosterior(estimator, self.posterior.prior), self.prior, self.solver.steps)
+        return VectorFieldBase(VectorFieldPosterior(estimator, self.posterior.prior), self.prior, self.steps)
 
     @property
     def embedding(self) -> nn.Module | None:
@@ -97,7 +126,7 @@ class VectorFieldBase(BasePosterior):
     def summarised(self) -> BasePosterior:
         if self._summarised is None:
             plain = self.embedding is None
-            self._summarised = self if plain else SummaryVectorField(self.posterior, self.prior, self.solver.steps)
+            self._summarised = self if plain else SummaryVectorField(self.posterior, self.prior, self.steps)
         return self._summarised
 
     def to(self, device: str | torch.device) -> BasePosterior:
@@ -135,15 +164,21 @@ def _without_embedding(estimator: nn.Module) -> nn.Module:
     return field
 
 
-def _with_divergence(f: Callable[[Tensor, Tensor], Tensor], t: Tensor, z: Tensor) -> Tensor:
-    """The field and its divergence at z (M, p): (M, p + 1). One backward pass per dimension."""
+def _cubic(u: float, z0: Tensor, z1: Tensor, v0: Tensor, v1: Tensor) -> Tensor:
+    """Hermite's cubic at u in [0, 1] through z0 and z1, with slopes v0 and v1."""
+    w = 1 - u
+    return w * w * ((1 + 2 * u) * z0 + u * v0) + u * u * ((1 + 2 * w) * z1 - w * v1)
+
+
+def _divergence(f: Callable[[Tensor, Tensor], Tensor], t: Tensor, z: Tensor) -> Tensor:
+    """The divergence of a field at z (M, p): (M,). One backward pass per dimension."""
     keep = torch.is_grad_enabled() and z.requires_grad
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
         v = f(t, z)
         rows = [
-            torch.autograd.grad(v[:, i].sum(), z, create_graph=keep, retain_graph=True)[0][:, i]
+            torch.autograd.grad(v[:, i].sum(), z, create_graph=keep, retain_graph=keep or i + 1 < z.shape[1])[0][:, i]
             for i in range(z.shape[1])
         ]
-        both = torch.cat([v, torch.stack(rows).sum(0)[:, None]], dim=1)
-    return both if keep else both.detach()
+        total = torch.stack(rows).sum(0)
+    return total if keep else total.detach()

@@ -205,6 +205,12 @@ class Transported(Posterior):
         z0, log_det = self.pull(z, y)
         return log_probs_of_sources([self], [z0], [log_det], y)[0]
 
+    @classmethod
+    def log_prob_together(cls, members: Sequence[Self], z: Tensor, y: Tensor) -> list[Tensor]:
+        """The base posterior, which all share, is asked in one call."""
+        pulled = [member.pull(z, y) for member in members]
+        return log_probs_of_sources(members, [each[0] for each in pulled], [each[1] for each in pulled], y)
+
     def to_config(self) -> dict[str, Any]:
         return {"summarised": self.base.summarised() is self.base, "components": self.components}
 
@@ -244,8 +250,8 @@ def log_probs_of_sources(
 def _components(members: Sequence[Transported], y: Tensor) -> list[tuple[Tensor, Tensor]]:
     """x̃ of each member's mixture, (B, K, ...), and the log mass of each inside the support: always the same."""
     found = []
-    for member in members:
-        with seeded(0):
+    with seeded(0):  # of all members together: with the same noise for each, their errors would not average out
+        for member in members:
             found.append(member.source(y, member.components if member.is_random else 1))
     with seeded(0):
         mass = members[0].base.log_acceptance(torch.cat([x.flatten(0, 1) for x in found]))
