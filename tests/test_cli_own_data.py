@@ -212,7 +212,7 @@ def test_the_python_of_the_tutorial_does_the_same(folder, monkeypatch, capsys):
     (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
     monkeypatch.syspath_prepend(str(folder))
     exec(compile(block.replace("10_000", "600"), "own-data.md", "exec"), {})
-    assert "bath_temperature [90 % interval]" in capsys.readouterr().out
+    assert "bath_temperature in °C [90 % interval]" in capsys.readouterr().out
     assert fmcpe.load("model.fmcpe").names == ("bath_temperature", "time_constant")
     assert read_table("draws.csv").text("observation")[-1] == "3"
 

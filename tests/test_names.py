@@ -1,5 +1,7 @@
 """Names of parameters are given once, and stay: files, summaries, tables, diagnostics, plots, ArviZ, netCDF."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -118,3 +120,36 @@ def test_names_of_a_prior_file_come_back_with_the_posterior_that_sbi_trained(tmp
     trained = trainer.build_posterior()
     assert FMCPE(trained, simulate).names == NAMES
     assert FMCPE(trained, simulate, names=("a", "b")).names == ("a", "b")
+
+
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+def test_units_of_a_prior_file_reach_summaries_reports_files_and_tables(base, pairs, tmp_path):
+    box = "distribution = 'uniform'\nlow = {}\nhigh = {}\n"
+    text = f"[offset]\n{box.format(-2, 2)}unit = 'mm'\n[gain]\n{box.format(0, 1)}"
+    (tmp_path / "prior.toml").write_text(text)
+    prior = fmcpe.read_prior(tmp_path / "prior.toml")
+    assert prior.units == ("mm", "")
+    method = FMCPE(base, simulate, recipe=QUICK, names=prior.names, units=prior.units)
+    fitted = method.fit(*pairs, seed=0, show_progress_bars=False)
+    posterior = fmcpe.load(fitted.save(tmp_path / "run.fmcpe"))
+    assert posterior.units == ("mm", "")
+    assert "of offset [mm], gain given" in posterior.summary() and "  offset [mm]: median error" in posterior.summary()
+    page = posterior.report(tmp_path / "report.html", x=pairs[1][:2])
+    assert "<td >offset [mm]</td>" in page.read_text() and "true offset [mm]" in page.read_text()
+    assert json.loads(page.with_suffix(".json").read_text())["units"] == ["mm", ""]
+    draws = posterior.draws(20, x=pairs[1][:2], seed=0)
+    assert "offset in mm [90 % interval]" in draws.summary()
+    with pytest.importorskip("h5netcdf").File(draws.save(tmp_path / "draws.nc")) as file:
+        assert file["posterior"]["offset"].attrs["units"] == "mm" and "units" not in file["posterior"]["gain"].attrs
+    assert np.load(draws.save(tmp_path / "draws.npz"))["units"].tolist() == ["mm", ""]
+    frame = posterior.to_dataframe(pairs[1][0], num_samples=50, seed=0)
+    assert frame.attrs["units"] == {"offset": "mm", "gain": ""}
+    assert "offset [mm]" in {axes.get_xlabel() for axes in plots.corner(frame).axes}
+    pytest.importorskip("xarray")
+    for data in (posterior.to_arviz(pairs[1][0], num_samples=20, chains=1), draws.to_arviz()):
+        assert data.posterior["offset"].attrs["units"] == "mm"
+    (tmp_path / "prior.toml").write_text(text.replace("'mm'", "3"))
+    with pytest.raises(ValueError, match=r"a text for unit in \[offset\]"):
+        fmcpe.read_prior(tmp_path / "prior.toml")
+    with pytest.raises(ValueError, match="2 unit"):
+        FMCPE(base, simulate, units=["mm"])

@@ -212,7 +212,7 @@ WRONG = {
     "no column": (["mass", "r_1"], [[1, 2]], ["pairs.csv", "no 'length'", "mass, r_1", "mass,length,reading_1"]),
     "no data": (NAMES, [[1, 2]], ["pairs.csv", "columns of data beside the parameters", "mass,length,reading_1"]),
     "text": ([*NAMES, "r_1"], [[1, 2, 3], [1, "n/a", 3]], ["column 'length'", "'n/a' in line 3", "12.5"]),
-    "comma": ([*NAMES, "r_1"], [[1, 2, '"3,5"']], ["column 'r_1'", "'3,5' in line 2", "with a point"]),
+    "comma": ([*NAMES, "r_1"], [[1.5, 2, '"3,5"']], ["column 'r_1'", "'3,5' in line 2", "write 3.5"]),
     "empty cell": ([*NAMES, "r_1"], [[1, 2, ""]], ["column 'r_1'", "an empty cell in line 2"]),
     "NaN": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2, "nan"]], ["finite numbers in 'r_1'", "line 3"]),
     "short line": ([*NAMES, "r_1"], [[1, 2, 3], [1, 2]], ["3 cells in each line", "got 2 in line 3"]),
@@ -348,3 +348,35 @@ def test_the_summary_of_draws_names_what_is_out_of_range():
     assert "... and 10 more" in many.summary() and "keeps no pairs" in many.summary()
     usual = Draws(np.zeros((2, 5, 1)), ("m",), ("1", "2"), np.array([0.4, 0.002]))
     assert "None of 2 observation(s) is called out of range (p < 0.001)." in usual.summary()
+
+
+@pytest.mark.parametrize(("delimiter", "quote"), [(";", ""), ("\t", ""), (",", '"')])
+def test_decimal_commas_of_european_tables(tmp_path, delimiter, quote):
+    file = tmp_path / "pairs.csv"
+    rows = [["mass", "first", "label"], ["0,5", "1,25", "a, b"], ["2", "-3,5e2", "1,5"]]
+    file.write_text("\n".join(delimiter.join(f"{quote}{cell}{quote}" for cell in row) for row in rows) + "\n")
+    pairs = fmcpe.read_pairs(file, ["mass"], columns=["first"])
+    assert pairs.theta.ravel().tolist() == [0.5, 2] and pairs.y.ravel().tolist() == [1.25, -350]
+    assert pairs.table.text("label") == ["a, b", "1,5"] and "decimal commas" in pairs.table.notation
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["0,5;1.25", "2;3"], r"'mass' of .*got '0,5' in line 2 and '1.25' in line 2. Use one of them: write 0.5"),
+        (["1.234,5;1,25", "2;3"], r"got '1.234,5' in line 2, which has both.* write 1234.5"),
+        (["1,250;1", "2;3,125"], r"got '1,250' in line 2, whose comma may separate thousands.* Write 1.250 or 1250"),
+    ],
+)
+def test_ambiguous_commas_are_refused(tmp_path, lines, message):
+    file = tmp_path / "pairs.csv"
+    file.write_text("\n".join(["mass;first", *lines]) + "\n")
+    with pytest.raises(ValueError, match=message):
+        fmcpe.read_pairs(file, ["mass"])
+
+
+def test_decimal_commas_between_commas_are_refused(tmp_path):
+    file = tmp_path / "pairs.csv"
+    file.write_text("mass,first\n0,5,1,25\n")
+    with pytest.raises(ValueError, match=r"got 4 in line 2. If its commas begin decimals, separate .* with semicolons"):
+        fmcpe.read_pairs(file, ["mass"])

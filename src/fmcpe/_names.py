@@ -1,4 +1,4 @@
-"""Names of parameters and of columns of data, given once: as ``names=``, by a DataFrame, or by a prior file."""
+"""Names and units of parameters, and names of columns of data, given once: as arguments, by a DataFrame, or by a prior file."""
 
 from __future__ import annotations
 
@@ -32,6 +32,27 @@ def as_names(names: Any, dim: int) -> Names:
             f"Expected {dim} different names, one per parameter, got {list(found)}. {advice}, or leave names out."
         )
     return found
+
+
+def as_units(units: Any, dim: int) -> Names:
+    """One unit per parameter, an empty text for none."""
+    if isinstance(units, str) or not isinstance(units, Iterable):
+        raise TypeError(
+            f'Expected a list of {dim} unit(s), got {units!r}. Pass e.g. units=["kg", ""], or leave units out.'
+        )
+    found = tuple("" if unit is None else str(unit).strip() for unit in units)
+    if len(found) != dim:
+        raise ValueError(
+            f"Expected {dim} unit(s), one per parameter, got {list(found)}. Pass an empty text for a parameter without one, or "
+            "leave units out."
+        )
+    return found
+
+
+def with_units(names: Sequence[str], units: Sequence[str]) -> Names:
+    """``mass [kg]`` for each name that has a unit, the name itself for others."""
+    units = units or [""] * len(names)
+    return tuple(f"{name} [{unit}]" if unit else name for name, unit in zip(names, units, strict=True))
 
 
 def default_names(dim: int) -> Names:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fmcpe._checks import as_tensor
 from fmcpe._random import derive, seeded
+from fmcpe.io.draws import attributes_of
 from fmcpe.io.tables import Array, optional
 
 if TYPE_CHECKING:
@@ -105,9 +106,15 @@ class Exports:
         dims = ("chain", "draw") if one else ("chain", "draw", "observation")
         axes = [f"y_dim_{k}" for k in range(len(posterior.observation_shape))]
         observed, where = (y[0], axes) if one else (y, ["observation", *axes])
-        groups: dict[str, dict[str, tuple[Sequence[str], Array]]] = {
-            "posterior": {n: (dims, theta[..., 0, k] if one else theta[..., k]) for k, n in enumerate(posterior.names)},
-            "prior": {n: (("chain", "draw"), prior[..., k]) for k, n in enumerate(posterior.names)},
+        groups: dict[str, dict[str, tuple[Any, ...]]] = {
+            "posterior": {
+                n: (dims, theta[..., 0, k] if one else theta[..., k], attributes_of(posterior.units, k))
+                for k, n in enumerate(posterior.names)
+            },
+            "prior": {
+                n: (("chain", "draw"), prior[..., k], attributes_of(posterior.units, k))
+                for k, n in enumerate(posterior.names)
+            },
             "observed_data": {"y": (where, observed.cpu().numpy())},
         }
         if predictive is not False:
@@ -152,8 +159,10 @@ def _tree(groups: dict[str, dict[str, Any]], coords: dict[str, Any], method: str
     attributes = {"inference_library": "fmcpe", "inference_library_version": __version__, "method": method}
     sets = {}
     for name, variables in groups.items():
-        used = {dim for dims, _ in variables.values() for dim in dims}
-        sizes = {dim: size for dims, value in variables.values() for dim, size in zip(dims, value.shape, strict=True)}
+        used = {dim for dims, *_ in variables.values() for dim in dims}
+        sizes = {
+            dim: size for dims, value, *_ in variables.values() for dim, size in zip(dims, value.shape, strict=True)
+        }
         index = {dim: np.arange(sizes[dim]) for dim in ("chain", "draw") if dim in used}
         sets[name] = xarray.Dataset(variables, index | {k: v for k, v in coords.items() if k in used}, attributes)
     # without ArviZ, or since ArviZ 1, the tree is xarray's

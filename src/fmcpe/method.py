@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 from fmcpe._ambient import settled
 from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim, refuse_coarse
 from fmcpe._errors import FMCPEWarning
-from fmcpe._names import as_names, columns_of, default_names, in_order
+from fmcpe._names import as_names, as_units, columns_of, default_names, in_order
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
@@ -46,6 +46,7 @@ class FMCPE:
         device: Where the correction is trained; prior and simulator have to be there, too.
         names: Of the parameters; they stay with the posterior. By default those that `posterior`, or its prior, carries, or the
             columns of a DataFrame `theta`.
+        units: Of the parameters, for people, e.g. ``["kg", "rad/s"]``; by default those of a prior file.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
         simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
@@ -66,6 +67,7 @@ class FMCPE:
         recipe: str | Stack | Paper = "default",
         device: str = "cpu",
         names: Sequence[str] | None = None,
+        units: Sequence[str] | None = None,
         simulations: tuple[Any, Any] | None = None,
         simulation_batch_size: int | None = None,
         simulation_timeout: float | None = None,
@@ -91,6 +93,9 @@ class FMCPE:
         carried = self.base.names or getattr(prior, "names", None) or getattr(self.base.prior, "names", None)
         known = names if names is not None else carried
         self.names = None if known is None else as_names(known, dim)
+        if units is None:
+            units = getattr(prior, "units", None) or getattr(self.base.prior, "units", None)
+        self.units = () if units is None else as_units(units, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
         if simulator is not None:  # refuse anything but a function now, not at the first fit
@@ -164,12 +169,12 @@ class FMCPE:
                 inner, history = self.recipe.fit(problem, show_progress_bars)
                 record = Record(
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
-                    names=tuple(given), data_names=data_names,
+                    names=tuple(given), data_names=data_names, units=self.units,
                 )  # fmt: skip
                 return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
             record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
-            record = replace(record, names=tuple(given), data_names=data_names)
+            record = replace(record, names=tuple(given), data_names=data_names, units=self.units)
             held_out = HeldOut.of(fitted, problem)
             return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
 

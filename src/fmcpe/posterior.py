@@ -72,6 +72,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     ) -> None:
         self.inner, self.shared = inner.eval().requires_grad_(False), shared
         self.record = record if record.names else replace(record, names=shared.base.names or ())
+        if not self.record.units:
+            self.record = replace(self.record, units=tuple(getattr(shared.base.prior, "units", ())))
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
@@ -93,6 +95,11 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     def names(self) -> tuple[str, ...]:
         """Of the parameters."""
         return self.record.names or default_names(self.space.dim)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Of the parameters, an empty text for none; empty if nobody gave any."""
+        return self.record.units
 
     @property
     def method(self) -> str:

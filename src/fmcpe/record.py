@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import with_units
 from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.energy import crps, effective_number
 from fmcpe.extrapolation import WithinRange
@@ -61,6 +62,10 @@ class HeldOut:
     def tensors(self) -> dict[str, Tensor]:
         """By name, as a file stores them."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+    def cpu(self) -> HeldOut:
+        """The same on the CPU."""
+        return replace(self, **{name: value.cpu() for name, value in self.tensors().items()})
 
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
@@ -150,6 +155,7 @@ class Record:
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
         names: Of the parameters; empty if nobody named them.
         data_names: Of the columns of y, where they came with names.
+        units: Of the parameters, an empty text for none; empty if nobody gave any.
     """
 
     method: str = "FMCPE"
@@ -170,6 +176,7 @@ class Record:
     fingerprints: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     data_names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -186,18 +193,24 @@ class Record:
         )
         # files of format 5 have the text alone
         notes = tuple(Note("other", each) if isinstance(each, str) else Note(**each) for each in config["notes"])
-        listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names")}
+        listed = {name: tuple(config.get(name, ())) for name in ("fingerprints", "names", "data_names", "units")}
         return cls(**config | {"parameters": lines, "notes": notes} | listed)
 
     def _weighted(self) -> str:
         equal = self.effective is None or self.effective > 0.999 * self.distinct
         return "" if equal else f", by their weights worth {self.effective:.1f} (Kish's effective number),"
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of `parameters` with their units."""
+        return with_units([line.name for line in self.parameters], self.units)
+
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """For people."""
+        named = ", ".join(with_units(self.names, self.units)) or f"{dim} parameter(s)"
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [
-            f"{what} of {', '.join(self.names) or f'{dim} parameter(s)'} given observations of shape {shape}.",
+            f"{what} of {named} given observations of shape {shape}.",
             f"Fitted on {self.num_pairs} calibration pairs{self._weighted()} in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
@@ -213,10 +226,10 @@ class Record:
             lines += [f"  {name:20s} not fitted: {reason}" for name, reason in self.skipped.items()]
         if self.parameters:
             lines += ["", "On held-out pairs, before -> after:"]
-            for p in self.parameters:
+            for p, label in zip(self.parameters, self.labels, strict=True):
                 (b80, b90), (a80, a90) = p.coverage_before, p.coverage
                 lines.append(
-                    f"  {p.name}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
+                    f"  {label}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
                     f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
                 )
         return "\n".join([*lines, *(["", *(note.text for note in self.notes)] if self.notes else [])])

@@ -129,6 +129,7 @@ def _fit(options: argparse.Namespace, inputs: Inputs) -> CorrectedPosterior:
         say(f"Correcting it with {len(pairs.theta)} pairs ...")
         method = FMCPE(
             base, inputs.simulator, prior, recipe=options.recipe, names=inputs.names, simulations=rows,
+            units=None if inputs.prior is None else inputs.prior.units,
             simulation_batch_size=100,
         )  # fmt: skip
         posterior = method.fit(pairs.theta, pairs.y, inputs.paired, seed=options.seed)
@@ -143,7 +144,8 @@ def _say_plan(options: argparse.Namespace, inputs: Inputs) -> None:
     for line in inputs.prior.descriptions if inputs.prior is not None else ():
         say(f"  {line}")
     number, shape = inputs.pairs.y.shape[0], inputs.pairs.y.shape[1:]
-    say(f"{number} pairs of shape {shape} from {options.calibration}")
+    notation = inputs.pairs.table.notation
+    say(f"{number} pairs of shape {shape} from {options.calibration}{f' ({notation})' if notation else ''}")
     training = options.num_simulations if inputs.base is None and inputs.simulations is None else 0
     fitting = 0
     if inputs.simulator is not None and inputs.paired is None:

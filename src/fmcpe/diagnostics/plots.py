@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fmcpe._names import columns_of
+from fmcpe._names import columns_of, with_units
 from fmcpe.diagnostics.calibration import CoverageResult, SBCResult
 from fmcpe.diagnostics.density import as_bounds, draw_contours, draw_line, limits_of
 from fmcpe.diagnostics.draws import central_coverage
@@ -124,13 +124,16 @@ def corner(
         posteriors: Draws (S, p), an array or a DataFrame, or a mapping from method names to draws. Densities on the diagonal
             have the same height.
         truth: True parameters, (p,).
-        names: Names of the parameters; those of the columns of a DataFrame by default.
+        names: Names of the parameters; those of the columns of a DataFrame, with its units, by default.
         levels: Mass inside the contours; more than two are hard to read.
         colors: One colour per method, in place of the default palette.
         bounds: The prior, or (low, high) for each parameter: densities are reflected there (`fmcpe.diagnostics.density`).
     """
     given = posteriors if isinstance(posteriors, Mapping) else {"": posteriors}
-    names = names if names is not None else columns_of(next(iter(given.values())))
+    first = next(iter(given.values()))
+    units = getattr(first, "attrs", {}).get("units", {})  # as `CorrectedPosterior.to_dataframe` keeps them
+    if names is None and (found := columns_of(first)) is not None:
+        names = with_units(found, [units.get(name, "") for name in found])
     methods = {name: finite(s, "posteriors", "(S, p)").numpy() for name, s in given.items()}
     p = next(iter(methods.values())).shape[1]
     labels = list(names) if names is not None else [f"θ{k + 1}" for k in range(p)]

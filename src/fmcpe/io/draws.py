@@ -32,12 +32,14 @@ class Draws:
         names: Of the parameters.
         observations: Labels of the observations.
         p_values: Of each observation against the calibration pairs, (B,); NaN where the posterior keeps no pairs.
+        units: Of the parameters, an empty text for none; empty if there are none.
     """
 
     theta: Array
     names: tuple[str, ...]
     observations: tuple[str, ...]
     p_values: Array
+    units: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -52,7 +54,7 @@ class Draws:
         if len(labels) != len(y):
             raise ValueError(f"Expected {len(y)} labels, one per observation, got {len(labels)}. Leave labels out.")
         theta = posterior._draw(y, number, seed, True, None)
-        return cls(theta.cpu().numpy(), posterior.names, tuple(labels), p.double().cpu().numpy())
+        return cls(theta.cpu().numpy(), posterior.names, tuple(labels), p.double().cpu().numpy(), posterior.units)
 
     @property
     def labels(self) -> Array:
@@ -69,7 +71,9 @@ class Draws:
     def summary(self, level: float = 0.9, most: int = 20) -> str:
         """Median and central interval of each parameter for the first `most` observations, as text."""
         low, middle, high = np.quantile(self.theta, [(1 - level) / 2, 0.5, (1 + level) / 2], axis=1)
-        head = ["observation", *(f"{name} [{100 * level:g} % interval]" for name in self.names)]
+        units = self.units or [""] * len(self.names)
+        named = [f"{name} in {unit}" if unit else name for name, unit in zip(self.names, units, strict=True)]
+        head = ["observation", *(f"{name} [{100 * level:g} % interval]" for name in named)]
         rows = [
             [
                 label,
@@ -133,7 +137,7 @@ class Draws:
     def _npz(self, path: Path) -> None:
         np.savez(
             path, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
-            p_value=self.p_values, out_of_range=self.out_of_range,
+            p_value=self.p_values, out_of_range=self.out_of_range, units=np.array(self.units, dtype=str),
         )  # fmt: skip
 
     def _netcdf(self, path: Path) -> None:
@@ -159,10 +163,11 @@ class Draws:
             posterior.create_variable("draw", ("draw",), data=np.arange(draws))
             for k, name in enumerate(self.names):
                 values = np.ascontiguousarray(self.theta[None, :, :, k].swapaxes(1, 2))
-                posterior.create_variable(_variable(name), ("chain", "draw", "observation"), data=values)
+                variable = posterior.create_variable(_variable(name), ("chain", "draw", "observation"), data=values)
+                variable.attrs.update(attributes_of(self.units, k))
 
     def to_dataframe(self) -> Any:
-        """A pandas DataFrame with the columns observation, draw and one per parameter."""
+        """A pandas DataFrame with the columns observation, draw and one per parameter, and units in its ``attrs``."""
         pandas = optional("pandas", "DataFrames")
         number, draws, dim = self.theta.shape
         columns = {
@@ -170,14 +175,21 @@ class Draws:
             "draw": np.tile(np.arange(draws), number),
         }
         flat = self.theta.reshape(-1, dim)
-        return pandas.DataFrame(columns | {name: flat[:, k] for k, name in enumerate(self.names)})
+        frame = pandas.DataFrame(columns | {name: flat[:, k] for k, name in enumerate(self.names)})
+        if any(self.units):
+            frame.attrs["units"] = dict(zip(self.names, self.units, strict=True))
+        return frame
 
     def to_arviz(self) -> Any:
         """ArviZ's InferenceData (a DataTree since ArviZ 1): variables (chain, draw, observation) by name."""
         arviz, xarray = (optional(name, "ArviZ") for name in ("arviz", "xarray"))
         coords = {"chain": [0], "draw": np.arange(self.theta.shape[1]), "observation": _labels(self.observations)}
         values = {
-            name: (("chain", "draw", "observation"), self.theta[None, :, :, k].swapaxes(1, 2))
+            name: (
+                ("chain", "draw", "observation"),
+                self.theta[None, :, :, k].swapaxes(1, 2),
+                attributes_of(self.units, k),
+            )
             for k, name in enumerate(self.names)
         }
         checks = {"p_value": ("observation", self.p_values), "out_of_range": ("observation", self.out_of_range)}
@@ -186,6 +198,11 @@ class Draws:
             "constant_data": xarray.Dataset(checks, {"observation": coords["observation"]}),
         }
         return arviz.InferenceData(**groups) if hasattr(arviz, "InferenceData") else xarray.DataTree.from_dict(groups)
+
+
+def attributes_of(units: Sequence[str], k: int) -> dict[str, str]:
+    """The attribute ``units`` of parameter k in netCDF files and ArviZ, if it has a unit."""
+    return {"units": units[k]} if units and units[k] else {}
 
 
 def check_output(path: str | Path) -> Path:

@@ -6,7 +6,8 @@
     high = 90.0
     unit = "°C"
 
-`FAMILIES` lists the distributions. ``unit`` is for people. A table ``[data]`` says which columns of a file are data:
+`FAMILIES` lists the distributions. ``unit``, a text, goes with the name into summaries, reports and files. A
+table ``[data]`` says which columns of a file are data:
 ``columns``, their names, or ``prefix``, how they begin; without it, all columns that are not parameters.
 """
 
@@ -58,6 +59,7 @@ class PriorFile:
         prior: The prior, with ``prior.names``.
         names: Of the parameters, in order.
         descriptions: One line per parameter, for people.
+        units: Of the parameters, empty where the file says none.
         columns: Names of the columns of data, if they are listed.
         prefix: How they begin, if that is said.
     """
@@ -65,15 +67,16 @@ class PriorFile:
     prior: Distribution
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
+    units: tuple[str, ...]
     columns: tuple[str, ...] = ()
     prefix: str = ""
 
 
 def read_prior(path: str | Path) -> Distribution:
-    r"""The prior of a TOML file, with the names of its parameters as ``prior.names``; `train_npe` and `FMCPE` take them up.
+    r"""The prior of a TOML file, with ``prior.names`` and ``prior.units`` of its parameters, which `FMCPE` takes up.
 
     `FMCPE` finds them on the prior of a posterior that sbi trained, too. Where sbi was given a wrapper of the prior, which has
-    no names, pass ``names=prior.names`` to `FMCPE`.
+    neither, pass ``names=prior.names, units=prior.units`` to `FMCPE`.
 
     Args:
         path: The file; `fmcpe.io.prior_file` describes it.
@@ -82,8 +85,8 @@ def read_prior(path: str | Path) -> Distribution:
         >>> path = folder / "prior.toml"
         >>> _ = path.write_text("[mass]\ndistribution = 'uniform'\nlow = 0.0\nhigh = 2.0\nunit = 'kg'\n")
         >>> prior = fmcpe.read_prior(path)
-        >>> prior.names, prior.sample((3,)).shape
-        (('mass',), torch.Size([3, 1]))
+        >>> prior.names, prior.units, prior.sample((3,)).shape
+        (('mass',), ('kg',), torch.Size([3, 1]))
     """
     return read_prior_file(path).prior
 
@@ -106,8 +109,9 @@ def read_prior_file(path: str | Path) -> PriorFile:
         said = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
         lines.append(f"{name}: {kind}, {said}{unit}")
     prior = _product(parts, kinds)
-    prior.names = tuple(tables)  # type: ignore[attr-defined]
-    return PriorFile(prior, tuple(tables), tuple(lines), *_data(path, data))
+    units = tuple(str(table.get("unit", "")).strip() for table in tables.values())
+    prior.names, prior.units = tuple(tables), units  # type: ignore[attr-defined]
+    return PriorFile(prior, tuple(tables), tuple(lines), units, *_data(path, data))
 
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
@@ -151,6 +155,8 @@ def _parameter(path: str | Path, name: str, table: dict[str, Any]) -> tuple[str,
     others = set(table) - {"distribution", "unit", "description", *family.keys}
     if others:
         raise refuse(f"the keys {', '.join(family.keys)}", f"the key {sorted(others)[0]}")
+    if not isinstance(table.get("unit", ""), str):
+        raise refuse("a text for unit", f"unit = {table['unit']!r}")
     numbers = {}
     for key in family.keys:
         value = table.get(key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import logging
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +26,26 @@ class Table:
         path: The file.
         columns: By name; text of a csv file is kept until somebody asks for numbers.
         lines: Line of each row in a text file; empty for others.
+        delimiter: Between the columns of a text file.
     """
 
     path: Path
     columns: Mapping[str, Array | list[str]]
     lines: tuple[int, ...] = ()
+    delimiter: str = ","
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
+
+    @property
+    def notation(self) -> str:
+        """What was found in a text file, in words; empty for commas between columns and points before decimals."""
+        between = {",": "", ";": "columns separated by semicolons", "\t": "columns separated by tabs"}[self.delimiter]
+        try:
+            comma = "decimal commas read as points" if _decimal(self) == "," else ""
+        except ValueError:  # who asks for that column is told
+            comma = ""
+        return ", ".join(filter(None, (between, comma)))
 
     def place(self, row: int) -> str:
         """Where a row is, in words."""
@@ -41,6 +55,8 @@ class Table:
         """A column as numbers, (N, ...)."""
         column = self.columns[name]
         if isinstance(column, list):
+            if any("," in cell for cell in column) and _decimal(self) == ",":
+                column = [cell.replace(",", ".") for cell in column]
             try:
                 out = np.array(column, dtype=np.float64)
             except ValueError:
@@ -134,11 +150,66 @@ def _read_csv(path: Path) -> Table:
         if len(row) != len(names):
             raise ValueError(
                 f"Expected {len(names)} cells in each line of {path}, one per column ({', '.join(names)}), got {len(row)} in "
-                f"line {number}. Write e.g.\n{header}"
+                f"line {number}.{_comma_hint(row, len(names))} Write e.g.\n{header}"
             )
-    return Table(
-        path, {name: [row[k] for row in rows[1:]] for k, name in enumerate(names)}, tuple(n for n, _ in lines[1:])
-    )
+    columns = {name: [row[k] for row in rows[1:]] for k, name in enumerate(names)}
+    table = Table(path, columns, tuple(n for n, _ in lines[1:]), delimiter)
+    logging.getLogger("fmcpe").info("%s: %d rows%s", path, len(rows) - 1, table.notation and f", {table.notation}")
+    return table
+
+
+def _decimal(table: Table) -> str:
+    """A point, or a comma if the numbers of a file are written with commas and leave no doubt; otherwise an error."""
+    if not table.lines or not any("," in cell for cells in table.columns.values() for cell in cells):
+        return "."
+    texts = [
+        (name, row, str(cell))
+        for name, cells in table.columns.items()
+        if name != "observation" and all(map(_looks_like_a_number, cells))
+        for row, cell in enumerate(cells)
+    ]
+    commas, points, mixed = ([each[:2] for each in texts if has.match(each[2])] for has in (_COMMA, _POINT, _BOTH))
+
+    def refuse(where: tuple[str, int], why: str, advice: str) -> ValueError:
+        name, row = where
+        return ValueError(
+            f"Expected a point before the decimals in column {name!r} of {table.path}, or a comma in the whole file, got "
+            f"{table.columns[name][row].strip()!r} in {table.place(row)}{why}. {advice}"
+        )
+
+    if mixed:
+        cell = str(table.columns[mixed[0][0]][mixed[0][1]]).strip()
+        first = min(",.", key=cell.index)
+        write = cell.replace(first, "").replace(",", ".")
+        raise refuse(mixed[0], ", which has both", f"Leave out what separates thousands: write {write}.")
+    if not commas:
+        return "."
+    name, row = commas[0]
+    if points:
+        other = table.columns[points[0][0]][points[0][1]].strip()
+        write = table.columns[name][row].strip().replace(",", ".")
+        raise refuse((name, row), f" and {other!r} in {table.place(points[0][1])}", f"Use one of them: write {write}.")
+    if all(_THOUSANDS.match(table.columns[n][k]) for n, k in commas):
+        cell = table.columns[name][row].strip()
+        advice = f"Write {cell.replace(',', '.')} or {cell.replace(',', '')}."
+        raise refuse((name, row), ", whose comma may separate thousands, as everywhere in this file", advice)
+    return ","
+
+
+def _looks_like_a_number(cell: Any) -> bool:
+    return not (text := str(cell).strip()) or _is_number(text.replace(",", "").replace(".", ""))
+
+
+_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$")
+_POINT = re.compile(r"\s*[+-]?(\d+\.\d*|\.\d+)([eE][+-]?\d+)?\s*$")
+_BOTH = re.compile(r"\s*[+-]?\d+(\.\d+)*\.\d+,\d+\s*$|\s*[+-]?\d+(,\d+)*,\d+\.\d+\s*$")
+_THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*$")
+
+
+def _comma_hint(row: Sequence[str], columns: int) -> str:
+    """What to do about decimal commas between commas."""
+    whole = len(row) > columns and all(cell.strip().lstrip("+-").isdigit() for cell in row)
+    return " If its commas begin decimals, separate the columns with semicolons." if whole else ""
 
 
 def _cells(path: Path, lines: Sequence[tuple[int, str]], delimiter: str) -> list[list[str]]:
