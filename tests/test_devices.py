@@ -10,7 +10,7 @@ from sbi.utils import BoxUniform
 from torch import nn
 
 import fmcpe
-from fmcpe import FMCPE, Stack, candidates
+from fmcpe import FMCPE, Stack, candidates, diagnostics
 
 BRIEF = Stack(
     [candidates.Uncorrected(), candidates.Prior(), candidates.ResidualShift(), candidates.SyntheticLikelihood(),
@@ -66,6 +66,17 @@ def test_fits_draws_and_densities_stay_on_their_device(kind, pairs, tmp_path):
             assert len(posterior.check(y[:3]).pairs) == 3
             posterior.conformalize(PRIOR.sample((20,)), observe(PRIOR.sample((20,))), num_samples=20)
             assert posterior.interval(0.8, x=y[0]).low.shape == (2,)
+            assert diagnostics.calibration(posterior).sbc.ranks.shape == (12, 2)
+            assert isinstance(diagnostics.suggest(posterior, 3), Remote)
+            assert "out of range" in str(posterior.check(y[:3] + 1000))
+            assert (
+                0 <= diagnostics.joint_span(posterior).share <= 1
+                and diagnostics.span(posterior)[0].name == "theta[0]"
+                and diagnostics.suspects(posterior) is not None
+            )
+            assert diagnostics.misspecification(posterior).conditional is not None
+            page = posterior.report(tmp_path / "report.html", x=y[:2]).read_text()
+            assert all(f'id="{key}"' in page for key in ("calibration", "range", "simulator", "design", "suspects"))
         assert posterior.draws(5, y[:3]).theta.shape == (3, 5, 2)  # numpy
         path = posterior.save(tmp_path / "run.fmcpe")
     assert fmcpe.load(path).sample((5,), x=y[0], seed=0).device.type == "cpu"

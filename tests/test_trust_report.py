@@ -59,7 +59,7 @@ def test_every_section_is_there_and_nothing_is_fetched(written):
     assert written[1].stat().st_size < 2_000_000
 
 
-@pytest.mark.parametrize(("number", "word"), [(30, "no fault seen"), (200, "calibrated")])
+@pytest.mark.parametrize(("number", "word"), [(30, "too few pairs to tell"), (200, "calibrated")])
 def test_the_table_calls_a_parameter_calibrated_only_where_the_headline_does(number, word):
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(number, 2, generator=generator)
@@ -71,6 +71,12 @@ def test_the_table_calls_a_parameter_calibrated_only_where_the_headline_does(num
     text = section(Content(**others | {"calibration": found, "curve": curve}))
     assert found.verdict.startswith("Calibrated") == (word == "calibrated")
     assert re.findall(r'<td class="text">([^<]*)</td>', text) == [word] * 2
+    said = found.numbers()
+    assert all(each.startswith(word) for each in said["verdicts"].values()) and said["verdict"].lower().startswith(word)
+    assert said["conclusive"] == (word == "calibrated") and not said["refuted"] and found.sbc.calibrated
+    assert ("calibrated: no miscalibration" in found.summary()) == (word == "calibrated")
+    if word != "calibrated":
+        assert f"bias below {found.detectable_bias:.2f}" in said["verdicts"]["a"]
 
 
 @pytest.mark.parametrize("number", [1, 3, 7])

@@ -118,12 +118,14 @@ class RangeCheck:
         return self.pairs < self.level
 
     def __str__(self) -> str:
+        columns = [
+            each.tolist()
+            for each in (self.out_of_range, self.pairs, self.conformal, self.simulations, self.prior_share)
+        ]
         return "\n".join(
             f"observation {i}: {'out of range' if out else 'in range'} (p = {p:.2g}, conformal p = {c:.2g} against the pairs; "
             f"p = {s:.2g} against simulations); the prior has {share:.0%} of the answer"
-            for i, (out, p, c, s, share) in enumerate(
-                zip(self.out_of_range, self.pairs, self.conformal, self.simulations, self.prior_share, strict=True)
-            )
+            for i, (out, p, c, s, share) in enumerate(zip(*columns, strict=True))
         )
 
 

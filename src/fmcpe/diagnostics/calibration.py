@@ -33,6 +33,15 @@ from fmcpe._random import derive, seeded
 from fmcpe.diagnostics import draws
 from fmcpe.metrics.samples import draws_and_truth, finite
 
+PASSED = "calibrated: no miscalibration detected"
+
+TOO_FEW = "too few pairs to tell"
+
+
+def passed(verdict: str) -> bool:
+    """Whether a verdict on a parameter reports no fault."""
+    return verdict.startswith((PASSED, TOO_FEW))
+
 
 @dataclass(frozen=True, eq=False)
 class SBCResult:
@@ -65,7 +74,7 @@ class SBCResult:
     @property
     def calibrated(self) -> bool:
         """Whether every parameter passes."""
-        return all(verdict.startswith("calibrated") for verdict in self.verdicts)
+        return all(map(passed, self.verdicts))
 
     def summary(self) -> str:
         """A table: parameter, bins outside the band, p-value, verdict."""
@@ -83,7 +92,7 @@ class SBCResult:
                 f"{name:<{width}}  {int(outside[k]):>2} of {bins:<2}  {self.p_values[k]:6.3f}"
                 f"  {self.bias[k]:+.2f}   {self.scale[k]:.2f}  {self.verdicts[k]}"
             )
-        if n < 100:
+        if n < 100 and PASSED in self.verdicts:
             lines.append(f"{n} observations reveal large miscalibration only: passing is weak evidence.")
         return "\n".join(lines)
 
@@ -316,4 +325,4 @@ def _verdict(zeta: Tensor, p_any: float, alpha: float) -> str:
         words.append("too wide (∩): under-confident")
     if not words and p_any < alpha:
         words.append("not uniform: neither bias nor width alone")
-    return "; ".join(words) or "calibrated: no miscalibration detected"
+    return "; ".join(words) or PASSED

@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from fmcpe._random import seeded
-from fmcpe.diagnostics.calibration import CoverageResult, SBCResult, coverage, sbc_of_draws
+from fmcpe.diagnostics.calibration import PASSED, TOO_FEW, CoverageResult, SBCResult, coverage, passed, sbc_of_draws
 from fmcpe.diagnostics.pit import PITResult, pit_of_draws
 from fmcpe.metrics import crps, energy_score
 from fmcpe.problem import one_of_each
@@ -63,22 +63,20 @@ class CalibrationResult:
     @property
     def refuted(self) -> bool:
         """Whether the pairs show that some parameter is over-confident, biased, or miscalibrated in another way."""
-        return any(not verdict.startswith(("calibrated", "too wide", NOT_TESTED)) for verdict in self.sbc.verdicts)
+        return not all(passed(each) or each.startswith(("too wide", NOT_TESTED)) for each in self.sbc.verdicts)
 
     @property
     def conclusive(self) -> bool:
         """Whether the posterior is calibrated, and the pairs are enough to tell."""
         return self.verdict.startswith("Calibrated")
 
-    @property
-    def few(self) -> bool:
-        """Whether the pairs are too few to call anything calibrated."""
-        return len(self.sbc.ranks) < ENOUGH
-
     def numbers(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "verdict": self.verdict,
+            "pairs": len(self.sbc.ranks),
+            "refuted": self.refuted,
+            "conclusive": self.conclusive,
             "verdicts": dict(zip(self.sbc.names, self.sbc.verdicts, strict=True)),
             "bias": self.sbc.bias.tolist(),
             "width_factor": self.sbc.scale.tolist(),
@@ -136,7 +134,7 @@ def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int
 
 
 def held_out_of(posterior: CorrectedPosterior) -> tuple[HeldOut, Tensor, tuple[str, ...]]:
-    """What a posterior keeps of its pairs, their true z (N, p), and the parameters' names."""
+    """What a posterior keeps of its pairs, their true z (N, p), and the parameters' names; on the CPU."""
     held_out = posterior.held_out
     if held_out is None:
         raise ValueError(
@@ -144,7 +142,13 @@ def held_out_of(posterior: CorrectedPosterior) -> tuple[HeldOut, Tensor, tuple[s
             'FMCPE(..., recipe="default"), or test it on new pairs: fmcpe.diagnostics.sbc(posterior, theta, y).'
         )
     names = tuple(line.name for line in posterior.record.parameters)
-    return held_out, posterior.space.to_z_safely(held_out.theta), names
+    return held_out.cpu(), posterior.space.to_z_safely(held_out.theta).cpu(), names
+
+
+def physical(posterior: CorrectedPosterior, z: Tensor) -> Tensor:
+    """Physical θ of z (..., p), on the CPU."""
+    space = posterior.space
+    return space.to_theta(z.flatten(0, -2).to(space.standardiser.mean.device)).reshape(z.shape).cpu()
 
 
 def bootstrap_ratio(after: Tensor, before: Tensor, seed: int, resamples: int = 1000) -> tuple[float, float, float]:
@@ -165,9 +169,6 @@ def calibration_of_draws(
     ranks = sbc_of_draws(samples, truth, names=names, level=level, seed=seed)
     # ranks are uniform over draws of the prior, not at one value
     varied = (truth.max(0).values > truth.min(0).values).tolist()
-    ranks = replace(
-        ranks, verdicts=tuple(v if ok else NOT_TESTED for v, ok in zip(ranks.verdicts, varied, strict=True))
-    )
     pit = pit_of_draws(samples, truth, names, level=1 - level, seed=seed)
     inside = coverage(samples, truth, region="tarp", names=names, seed=seed)
     energy, each = energy_score(samples, truth, reduce=False), crps(samples, truth, reduce=False)
@@ -180,10 +181,23 @@ def calibration_of_draws(
     alpha = level / (3 * dim)
     bias = (stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(0.8)) / math.sqrt(number)
     scale = _detectable_scale(number, len(samples), alpha, seed)
+    said = few_words(ranks.verdicts, number, f"no miscalibration seen, but {_missed(bias, scale)}")
+    ranks = replace(ranks, verdicts=tuple(v if ok else NOT_TESTED for v, ok in zip(said, varied, strict=True)))
     return CalibrationResult(
         ranks, pit, inside, float(energy.mean()), energy_ratio, each.mean(0), crps_ratio, bias, scale,
         _verdict(ranks, number, bias, scale),
     )  # fmt: skip
+
+
+def few_words(verdicts: tuple[str, ...], number: int, words: str = "no miscalibration seen") -> tuple[str, ...]:
+    """Verdicts on parameters, none of which is called calibrated by few pairs."""
+    return tuple(f"{TOO_FEW}: {words}" if number < ENOUGH and each == PASSED else each for each in verdicts)
+
+
+def _missed(bias: float, scale: float) -> str:
+    """The smallest deviations that N pairs probably show."""
+    width = f"intervals too narrow by less than a factor of {scale:.2f}" if math.isfinite(scale) else "any wrong width"
+    return f"they would probably miss a bias below {bias:.2f} posterior standard deviations, or {width}"
 
 
 def _detectable_scale(number: int, draws: int, alpha: float, seed: int) -> float:
@@ -214,8 +228,7 @@ def _verdict(ranks: SBCResult, number: int, bias: float, scale: float) -> str:
             words.append(f"miscalibrated in {name}")
     if words:
         return f"On {number} held-out pairs the posterior is {', '.join(words)}."
-    width = f"intervals too narrow by less than a factor of {scale:.2f}" if math.isfinite(scale) else "any wrong width"
-    missed = f"they would probably miss a bias below {bias:.2f} posterior standard deviations, or {width}"
+    missed = _missed(bias, scale)
     if number < ENOUGH:
-        return f"Too few pairs to tell: {number} held-out pairs show no miscalibration, but {missed}."
+        return f"{TOO_FEW.capitalize()}: {number} held-out pairs show no miscalibration, but {missed}."
     return f"Calibrated, each parameter by itself: {number} held-out pairs show no miscalibration; {missed}."

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fmcpe.diagnostics.calibration import sbc_of_draws
-from fmcpe.diagnostics.cross_validated import bootstrap_ratio, held_out_of
+from fmcpe.diagnostics.calibration import passed, sbc_of_draws
+from fmcpe.diagnostics.cross_validated import bootstrap_ratio, few_words, held_out_of
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
 from fmcpe.metrics import energy_score
 
@@ -61,7 +61,7 @@ class ParameterShift:
     @property
     def calibrated(self) -> bool:
         """Whether the pairs show no miscalibration."""
-        return self.verdict.startswith("calibrated")
+        return passed(self.verdict)
 
     @property
     def words(self) -> str:
@@ -183,7 +183,7 @@ def parameter_shifts(
     quarter, middle, three_quarters = ratio.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=ratio.dtype), dim=0)
     width = (three_quarters - quarter) / 1.349
     verdicts = sbc_of_draws(draws.movedim(0, 1), truth, names=names, level=level, seed=seed).verdicts
-    return tuple(map(ParameterShift, names, middle.tolist(), width.tolist(), verdicts))
+    return tuple(map(ParameterShift, names, middle.tolist(), width.tolist(), few_words(verdicts, len(truth))))
 
 
 def _verdict(

@@ -21,7 +21,7 @@ from scipy import optimize, special
 from torch import Tensor
 
 from fmcpe._random import seeded
-from fmcpe.diagnostics.cross_validated import held_out_of
+from fmcpe.diagnostics.cross_validated import held_out_of, physical
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
@@ -100,14 +100,14 @@ def span(posterior: CorrectedPosterior) -> list[Span]:
         posterior: Fitted with the default recipe, or with a `Stack`.
     """
     held_out, _, names = held_out_of(posterior)
-    prior = posterior.space.to_theta(posterior.shared.pool)
+    prior = physical(posterior, posterior.shared.pool)
     return list(spans(held_out.theta, prior, names))
 
 
 def joint_span(posterior: CorrectedPosterior) -> JointSpan:
     """All parameters together: the share of the target prior that is farther from all pairs than from as many of its draws."""
     _, z, names = held_out_of(posterior)
-    return joint_span_of(z, posterior.shared.pool, names)
+    return joint_span_of(z, posterior.shared.pool.cpu(), names)
 
 
 def spans(

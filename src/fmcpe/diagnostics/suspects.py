@@ -25,7 +25,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.diagnostics.cross_validated import held_out_of
+from fmcpe.diagnostics.cross_validated import held_out_of, physical
 from fmcpe.diagnostics.swaps import Swaps, swap_gains
 from fmcpe.extrapolation import Range
 from fmcpe.metrics import energy_score
@@ -120,8 +120,7 @@ def suspects(
     if len(truth) < 8:
         return []
     group, draws = groups_of(held_out.theta)[0], held_out.z
-    physical = posterior.space.to_theta(draws.flatten(0, 1)).reshape(draws.shape)
-    spaces = ((draws, truth), (physical, held_out.theta))
+    spaces = ((draws, truth), (physical(posterior, draws), held_out.theta))
     squares = torch.stack([_squared_distances(*each) for each in spaces]).amin(0)
     # the distance of each θ less what all of its repeats are off by
     repeats = [_squared_distances(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
@@ -133,7 +132,7 @@ def suspects(
     ends = held_out.z.quantile(torch.tensor([0.05, 0.95], device=truth.device), dim=1)
     half = held_out.z.std(1).clamp_min(1e-6)
     worst = ((truth - held_out.z.mean(1)).abs() / half).argmax(1)
-    low, high = (posterior.space.to_theta(end) for end in ends)
+    low, high = (physical(posterior, end) for end in ends)
     # rows are named as the user counts them, although some pairs may have been left out of the fit
     given = torch.arange(len(truth)) if held_out.rows is None else held_out.rows.cpu()
     found = []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fmcpe._checks import as_observations
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import with_units
 from fmcpe.diagnostics.calibration import CoverageResult, coverage
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
 from fmcpe.diagnostics.misspecification import MisspecificationResult, misspecification
@@ -73,6 +74,11 @@ class Content:
         lines = self.posterior.record.parameters
         return tuple(line.name for line in lines) or tuple(f"theta[{i}]" for i in range(self.posterior.space.dim))
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names with units."""
+        return with_units(self.names, self.posterior.units)
+
     def numbers(self) -> dict[str, Any]:
         """As JSON."""
         found, record = self.calibration, self.posterior.record
@@ -82,6 +88,7 @@ class Content:
             "pairs": record.num_pairs,
             "distinct_theta": record.distinct,
             "names": list(self.names),
+            "units": list(self.posterior.units),
             "observation_shape": list(self.posterior.observation_shape),
             "fit_seconds": record.seconds,
             "parameters": [asdict(line) for line in record.parameters],

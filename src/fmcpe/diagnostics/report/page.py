@@ -79,7 +79,7 @@ def html_of(content: Content) -> str:
     body = "".join(f'<section id="{key}"><h2>{escape(title)}</h2>{text}</section>' for key, title, text in made)
     record = content.posterior.record
     about = (
-        f"Parameters: {', '.join(content.names)}. {record.num_pairs} calibration pairs, "
+        f"Parameters: {', '.join(content.labels)}. {record.num_pairs} calibration pairs, "
         f"observations of shape {tuple(content.posterior.observation_shape)}. Method: {record.method}, "
         f"fitted in {record.seconds:.0f} s."
     )

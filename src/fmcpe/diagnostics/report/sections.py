@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fmcpe.diagnostics.cross_validated import physical
 from fmcpe.diagnostics.report import figures
 from fmcpe.diagnostics.report.content import LEVELS, Content, versions
 from fmcpe.diagnostics.report.verdict import Verdict
@@ -35,12 +36,12 @@ def parameter_table(record: Record) -> str:
     head = ["parameter", "median error", "inside 80 %", "inside 90 %", "pairs"]
     rows = [
         [
-            line.name,
+            label,
             f"{line.error_before:.3g} → {line.error:.3g}",
             *(f"{percent(b)} → {percent(a)}" for b, a in zip(line.coverage_before, line.coverage, strict=True)),
             f"{line.low:.4g} to {line.high:.4g}",
         ]
-        for line in record.parameters
+        for line, label in zip(record.parameters, record.labels, strict=True)
     ]
     return table(head, rows)
 
@@ -68,13 +69,13 @@ def _parameters(content: Content) -> str:
 
 
 def _pictures(content: Content) -> str:
-    held_out, space = content.posterior.held_out, content.posterior.space
+    held_out = content.posterior.held_out
     if held_out is None:
         return ""
-    after = _physical(space, held_out.z)
-    before = None if held_out.before is None else _physical(space, held_out.before)
+    after = physical(content.posterior, held_out.z).numpy()
+    before = None if held_out.before is None else physical(content.posterior, held_out.before).numpy()
     parts = []
-    for i, name in enumerate(content.names):
+    for i, name in enumerate(content.labels):
         old = None if before is None else before[..., i]
         drawn = figures.estimates(held_out.theta[:, i].cpu().numpy(), old, after[..., i], name)
         parts.append(
@@ -109,7 +110,7 @@ def _calibration(content: Content) -> str:
             f", {ratio:.2f} ({low:.2f} to {high:.2f}, 90 % bootstrap interval) times that of the uncorrected posterior"
         )
     rows = [
-        [name, _word(verdict, found.few), f"{bias:+.2f}", f"{scale:.2f}", f"{p:.3f}"]
+        [name, verdict.split(":", maxsplit=1)[0], f"{bias:+.2f}", f"{scale:.2f}", f"{p:.3f}"]
         for name, verdict, bias, scale, p in zip(
             found.sbc.names, found.sbc.verdicts, found.sbc.bias.tolist(), found.sbc.scale.tolist(), found.sbc.p_values.tolist(),
             strict=True,
@@ -119,11 +120,6 @@ def _calibration(content: Content) -> str:
         f"<p>{escape(found.verdict)}</p>" + table(["parameter", "verdict", "bias", "width factor", "KS p"], rows, texts=(1,))
         + quiet(f"{score}. Bias in posterior standard deviations; a width factor above 1 means too narrow.") + pictures(shown)
     )  # fmt: skip
-
-
-def _word(verdict: str, few: bool) -> str:
-    """The verdict on a parameter without its explanation; few pairs call nothing calibrated, as the headline says."""
-    return "no fault seen" if few and verdict.startswith("calibrated") else verdict.split(":", maxsplit=1)[0]
 
 
 def _intervals(content: Content) -> str:
@@ -165,7 +161,7 @@ def _range(content: Content) -> str:
         return ""
     out = ""
     if content.observations is not None and content.check is not None and content.quantiles is not None:
-        head = ["observation", "in range", "p (pairs)", "conformal p", "share of prior", *content.names]
+        head = ["observation", "in range", "p (pairs)", "conformal p", "share of prior", *content.labels]
         rows = []
         for b in range(len(content.observations)):
             low, middle, high = content.quantiles[:, b].tolist()
@@ -230,7 +226,7 @@ def _design(content: Content) -> str:
     notes = "".join(f"<li>{escape(note.text)}</li>" for note in content.posterior.record.notes)
     if not content.spans:
         return f"<ul>{notes}</ul>" if notes else ""
-    prior = content.posterior.space.to_theta(content.posterior.shared.pool).cpu().numpy()
+    prior = physical(content.posterior, content.posterior.shared.pool).numpy()
     drawn = figures.spans(content.spans, prior)
     text = "Each line is the prior of one parameter; marks are pairs, orange stretches hold fewer pairs than chance explains."
     return pictures([picture(drawn, "span", text)]) + (
@@ -313,11 +309,6 @@ def quiet(text: str) -> str:
 def percent(share: float) -> str:
     """A share as text."""
     return f"{100 * share:.0f} %"
-
-
-def _physical(space: Any, z: torch.Tensor) -> np.ndarray:
-    """Draws (N, S, p) in physical units."""
-    return space.to_theta(z.flatten(0, 1)).reshape(z.shape).cpu().numpy()
 
 
 def _plane(content: Content) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
