@@ -227,6 +227,18 @@ def as_pairs(
     return theta, y, x
 
 
+def as_unlabelled(value: Any, y: Tensor) -> Tensor:
+    """Real observations without θ, (M, *shape), with rows like those of the pairs' y, (N, *shape)."""
+    found = as_tensor(value, "y_unlabelled", rows=5)
+    found = found[:, None] if found.ndim == 1 and y.shape[1:] == (1,) else found
+    if found.ndim != y.ndim or found.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            f"Expected y_unlabelled of shape (M, {', '.join(map(str, y.shape[1:]))}), with rows like those of y, got "
+            f"{tuple(found.shape)}. Pass one row per observation, or leave it out."
+        )
+    return found
+
+
 def _pairs_hint(theta: Tensor, y: Tensor, dim: int, shape: torch.Size | None) -> str:
     """What to do about pairs of the wrong shape; never a reshape, which would mix rows up."""
     if y.ndim == 2 and y.shape[1] == dim and theta.shape[:1] == y.shape[:1] and shape in (None, theta.shape[1:]):

@@ -8,6 +8,10 @@ their Student-t predictive distribution, or under an exponential tail of the ⌈
 simulations complete them, as pseudo-pairs of the covariance (about the pairs' own mean: an offset of the simulator does not
 matter) and as a conjugate normal-inverse-gamma prior of the log distances.
 
+Real observations without θ say what else is real, and nothing of θ. So they add a second p-value, of the distance to all real
+observations, and p is the smaller one: an observation unlike the pairs stays out of range, however usual it is. This makes the
+check sharper where pairs are few, and never more lenient.
+
 **Spread.** An answer out of range is not sharper than one in range. λ_v is the smallest share of the prior with which each
 parameter's standard deviation, and half of its central 68 % interval, physical and unconstrained, are at least the median over
 the answers at the pairs, or the prior's if that is smaller (`fmcpe.spread`), times a ramp in log p: 0 from p = 0.01 up, and 1
@@ -103,6 +107,8 @@ class RangeCheck:
         conformal: Conformal p-value of the same distance: approximately valid for any distribution, never below 1/(N + 1).
         simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: λ, the share of the prior in the answer.
+        real: Student-t predictive p-value of the distance to all real observations, with θ and without; None if all have
+            θ.
         level: P-value below which an observation is called out of range.
     """
 
@@ -110,21 +116,31 @@ class RangeCheck:
     conformal: Tensor
     simulations: Tensor
     prior_share: Tensor
+    real: Tensor | None = None
     level: float = 1e-3
+
+    @property
+    def p_values(self) -> Tensor:
+        """The smaller one of `pairs` and `real`."""
+        return self.pairs if self.real is None else torch.minimum(self.pairs, self.real)
 
     @property
     def out_of_range(self) -> Tensor:
         """Observations with a p-value below the level."""
-        return self.pairs < self.level
+        return self.p_values < self.level
 
     def __str__(self) -> str:
         columns = [
             each.tolist()
             for each in (self.out_of_range, self.pairs, self.conformal, self.simulations, self.prior_share)
         ]
+        real = [
+            "" if self.real is None else f"p = {float(self.real[i]):.2g} against all real data; "
+            for i in range(len(self.pairs))
+        ]
         return "\n".join(
             f"observation {i}: {'out of range' if out else 'in range'} (p = {p:.2g}, conformal p = {c:.2g} against the pairs; "
-            f"p = {s:.2g} against simulations); the prior has {share:.0%} of the answer"
+            f"{real[i]}p = {s:.2g} against simulations); the prior has {share:.0%} of the answer"
             for i, (out, p, c, s, share) in enumerate(zip(*columns, strict=True))
         )
 
@@ -198,6 +214,7 @@ class WithinRange(Posterior):
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
         typical: Median spreads of the answers at the pairs (4p numbers); None for files of earlier versions.
+        real: Which are usual among all real observations; None without any that has no θ.
     """
 
     measured: Tensor
@@ -211,9 +228,10 @@ class WithinRange(Posterior):
         half: float,
         shared: Problem | Shared,
         typical: list[float] | None = None,
+        real: Range | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
+        self.inner, self.usual, self.simulated, self.real, self.p_half = inner, usual, simulated, real, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
         self.base, self._last = shared.base.summarised(), Remembered()
@@ -245,7 +263,8 @@ class WithinRange(Posterior):
         bank = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
         simulated = None if bank is None else Range.of(bank)
         usual = Range.of(seen, bank)
-        out = cls(inner, usual, simulated, half, problem).to(problem.z.device)
+        real = None if problem.unlabelled is None else Range.of(torch.cat([seen, problem.unlabelled.flatten(1)]), bank)
+        out = cls(inner, usual, simulated, half, problem, real=real).to(problem.z.device)
         if draws is not None:
             out.typical = spreads(draws[rows], problem.space).median(0).values.tolist()
         number, tails = len(z), torch.tensor([0.01, 0.99], device=problem.pool.device)
@@ -254,6 +273,11 @@ class WithinRange(Posterior):
         scale = ((1 + 1 / number) * z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
         out.measured = torch.stack([z.mean(0), scale, low, high])
         return out
+
+    @property
+    def described(self) -> str:
+        """What observations are compared with, in words."""
+        return "the calibration pairs" if self.real is None else "the calibration pairs and the other real observations"
 
     def share_of_prior(self, y: Tensor) -> Tensor:
         """λ(y), (B,)."""
@@ -277,8 +301,10 @@ class WithinRange(Posterior):
         return ramp * out
 
     def p_values(self, y: Tensor) -> Tensor:
-        """Student-t predictive p-value of the distance to the pairs, (B,)."""
-        return self.usual.p_values(self.base.summarise(y).flatten(1))
+        """Student-t predictive p-value of the distance to the pairs, or to all real observations if that is smaller, (B,)."""
+        seen = self.base.summarise(y).flatten(1)
+        p = self.usual.p_values(seen)
+        return p if self.real is None else torch.minimum(p, self.real.p_values(seen))
 
     def check(self, y: Tensor) -> RangeCheck:
         """Whether observations (B, ...) are like the pairs, and like simulations."""
@@ -286,7 +312,11 @@ class WithinRange(Posterior):
         unknown = torch.full((len(y),), torch.nan, device=seen.device)
         simulated = unknown if self.simulated is None else self.simulated.p_values(seen)
         return RangeCheck(
-            self.usual.p_values(seen), self.usual.conformal(seen), simulated, self.share_of_prior(y).clone()
+            self.usual.p_values(seen),
+            self.usual.conformal(seen),
+            simulated,
+            self.share_of_prior(y).clone(),
+            None if self.real is None else self.real.p_values(seen),
         )
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
@@ -312,21 +342,25 @@ class WithinRange(Posterior):
         return torch.logaddexp(inside, self.prior.log_prob(z, y) + share.log())
 
     def to_config(self) -> dict[str, Any]:
-        ranges = [None if r is None else [*r.matrix.shape, len(r.distances)] for r in (self.usual, self.simulated)]
+        ranges = [
+            None if r is None else [*r.matrix.shape, len(r.distances)] for r in (self.usual, self.simulated, self.real)
+        ]
         return {
-            "inner": to_config(self.inner), "ranges": ranges, "half": self.p_half,
+            "inner": to_config(self.inner), "ranges": ranges[: 2 + (self.real is not None)], "half": self.p_half,
             "before": self.usual.before, "spreads": self.typical,
-        }  # fmt: skip
+        } | ({} if self.real is None else {"real_before": self.real.before})  # fmt: skip
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
-        usual, simulated = (
+        usual, simulated, *others = (
             None if sizes is None else Range.empty(mean=sizes[0], matrix=tuple(sizes[:2]), distances=sizes[2])
             for sizes in config["ranges"]
         )
+        real = others[0] if others else None
+        for each, name in ((usual, "before"), (real, "real_before")):  # files of earlier versions have neither
+            if each is not None and config.get(name) is not None:
+                each.before = tuple(config[name])
         assert usual is not None
-        # files of earlier versions have neither
-        usual.before = None if config.get("before") is None else tuple(config["before"])
         return cls(
-            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("spreads")
+            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("spreads"), real
         )

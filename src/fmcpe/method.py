@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim, refuse_coarse
+from fmcpe._checks import (
+    as_device,
+    as_pairs,
+    as_tensor,
+    as_unlabelled,
+    check_prior_device,
+    parameter_dim,
+    refuse_coarse,
+)
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, as_units, columns_of, default_names, in_order
 from fmcpe._random import seeded
@@ -25,7 +33,7 @@ from fmcpe.base_posteriors.rows import given_simulations
 from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.posterior import CorrectedPosterior
-from fmcpe.problem import build_problem, fingerprints
+from fmcpe.problem import build_problem, fingerprints, without_pairs
 from fmcpe.record import HeldOut, Record, record_of
 from fmcpe.stacking import Stack
 
@@ -111,6 +119,7 @@ class FMCPE:
         y: Any,
         x: Any = None,
         *,
+        y_unlabelled: Any = None,
         weights: Any = None,
         conformal: str | CVPlus | None = None,
         seed: int | None = None,
@@ -122,6 +131,8 @@ class FMCPE:
             theta: Physical parameters, (N, p), inside the prior's support; columns of a DataFrame are matched by name.
             y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
+            y_unlabelled: Real measurements at unknown parameters, (M, ...), shaped like y. They sharpen the range check, and
+                align real data with simulations for one more candidate. Rows that are rows of y are left out.
             weights: What each pair counts in scores, stacking weights and recalibration, (N,), where pairs were not drawn from
                 the target prior: proportional to its density over that of the pairs.
             conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
@@ -135,7 +146,7 @@ class FMCPE:
         if conformal is not None:
             from fmcpe.diagnostics.cv_plus import fit_with_cv_plus
 
-            return fit_with_cv_plus(self, conformal, theta, y, x, weights, seed, show_progress_bars)
+            return fit_with_cv_plus(self, conformal, theta, y, x, y_unlabelled, weights, seed, show_progress_bars)
         given, data_names = self.names or columns_of(theta) or (), columns_of(y) or ()
         theta, y, x = as_pairs(
             in_order(theta, self.names, "theta"), y, in_order(x, data_names, "x"), self.base.prior, self.base.raw_shape
@@ -149,6 +160,7 @@ class FMCPE:
                 stacklevel=2,
             )
         importance = None if weights is None else _as_importance(weights, len(theta))
+        unlabelled = self.unlabelled(y_unlabelled, data_names, y)
         theta, y, x = theta.to(self.device), y.to(self.device), None if x is None else x.to(self.device)
         simulator = self._simulator(y.shape[1:], x)
         number = 0 if simulator is None else self.num_simulations(len(theta))
@@ -156,8 +168,8 @@ class FMCPE:
         started = time.perf_counter()
         with settled(y.shape[1:].numel()), seeded(seed):
             problem = build_problem(
-                self.base, simulator, self.target_prior, theta, y, x, given=self.simulations, bank=self.recipe.bank,
-                simulations=self.recipe.simulations_per_pair, show_progress_bars=show_progress_bars,
+                self.base, simulator, self.target_prior, theta, y, x, unlabelled=unlabelled, given=self.simulations,
+                bank=self.recipe.bank, simulations=self.recipe.simulations_per_pair, show_progress_bars=show_progress_bars,
             )  # fmt: skip
             if simulator is not None:
                 simulator.warn()
@@ -175,6 +187,7 @@ class FMCPE:
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
             record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
             record = replace(record, names=tuple(given), data_names=data_names, units=self.units)
+            record = replace(record, num_unlabelled=0 if unlabelled is None else len(unlabelled))
             held_out = HeldOut.of(fitted, problem)
             return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
 
@@ -197,6 +210,22 @@ class FMCPE:
             raise ValueError(f"{found}. Mend the simulator there.")
         warnings.warn(f"{found}: they are left out. Mend the simulator there.", FMCPEWarning, stacklevel=3)
         return theta[rows]
+
+    def unlabelled(self, given: Any, data_names: Sequence[str], y: Tensor) -> Tensor | None:
+        """Real observations without θ, checked, and without those of the pairs; None if there are none."""
+        if given is None:
+            return None
+        if isinstance(self.recipe, Paper):
+            raise ValueError(
+                "Expected no y_unlabelled with the paper's recipe, which does not use it, got some. Leave it out, or use "
+                'recipe="default".'
+            )
+        found = as_unlabelled(in_order(given, data_names, "y_unlabelled"), y)
+        left = without_pairs(found, y)
+        logging.getLogger("fmcpe").info(
+            "%d of %d rows of y_unlabelled are rows of y", len(found) - len(left), len(found)
+        )
+        return left.to(self.device) if len(left) else None
 
     def _simulator(self, shape: torch.Size, x: Tensor | None) -> CheckedSimulator | None:
         """The user's simulator, checked; None where simulations are given, or there is none."""

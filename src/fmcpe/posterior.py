@@ -212,7 +212,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
             out = self.inner.p_values(y) < RangeCheck.level
         if bool(out.any()):
             warnings.warn(
-                f"Expected observations like the calibration pairs, got {int(out.sum())} of {len(y)} out of range (p < 0.001; "
+                f"Expected observations like {self.inner.described}, got {int(out.sum())} of {len(y)} out of range (p < 0.001; "
                 f"about {len(y) / 1000:g} expected by chance): their answer moves towards the prior. posterior.check(x) says "
                 "how far.",
                 FMCPEWarning,

@@ -43,6 +43,8 @@ class Problem:
         pool: Draws of the target prior, in z, (L, p).
         simulator: The checked simulator, θ (N, p) -> x (N, ...), for candidates that need fresh simulations.
         rows: Which of the given pairs these are, (N,), where some were left out because the simulator fails at their θ.
+        unlabelled: The base posterior's summary of real observations without θ, (M, ...), none of them that of a pair; None
+            without any.
     """
 
     base: BasePosterior
@@ -60,6 +62,7 @@ class Problem:
     pool: Tensor
     simulator: Callable[[Tensor], Tensor] | None = None
     rows: Tensor | None = None
+    unlabelled: Tensor | None = None
 
     @property
     def summarised(self) -> BasePosterior:
@@ -88,6 +91,7 @@ def build_problem(
     y: Tensor,
     x: Tensor | None,
     *,
+    unlabelled: Tensor | None = None,
     given: tuple[Tensor, Tensor] | None = None,
     bank: int = 2000,
     pool: int = 4096,
@@ -103,6 +107,7 @@ def build_problem(
         theta: Physical parameters of the pairs, (N, p).
         y: Real observations, (N, ...).
         x: Simulations paired with `theta`, (N, ...), used in place of fresh ones.
+        unlabelled: Real observations without θ, (M, ...), without those of the pairs.
         given: Existing simulations from the prior, θ and x, of which `bank` are used in place of fresh ones.
         bank: Simulations from the prior; without those that failed.
         pool: Draws of the target prior.
@@ -134,6 +139,7 @@ def build_problem(
     return Problem(
         base, space, target_prior, theta, space.to_z_safely(theta), y, summarise(y), seen_x, x_mean, bank_theta, bank_x,
         None if bank_x is None else summarise(bank_x), draws, simulator, kept,
+        None if unlabelled is None else summarise(unlabelled),
     )  # fmt: skip
 
 
@@ -180,6 +186,13 @@ def split_pairs(theta: Tensor, folds: int, repeats: int) -> Tensor:
     groups, distinct = groups_of(theta)
     number = min(folds, distinct)
     return torch.stack([(torch.randperm(distinct, device=theta.device) % number)[groups] for _ in range(repeats)])
+
+
+def without_pairs(unlabelled: Tensor, y: Tensor) -> Tensor:
+    """The rows of `unlabelled` (M, ...) that are no row of y (N, ...), bit by bit."""
+    known = {row.tobytes() for row in y.flatten(1).cpu().contiguous().numpy()}
+    rows = unlabelled.flatten(1).cpu().contiguous().numpy()
+    return unlabelled[torch.tensor([row.tobytes() not in known for row in rows], dtype=torch.bool)]
 
 
 def fingerprints(theta: Tensor, y: Tensor) -> tuple[int, ...]:

@@ -156,6 +156,7 @@ class Record:
         names: Of the parameters; empty if nobody named them.
         data_names: Of the columns of y, where they came with names.
         units: Of the parameters, an empty text for none; empty if nobody gave any.
+        num_unlabelled: Real observations without θ, without those of the pairs.
     """
 
     method: str = "FMCPE"
@@ -177,6 +178,7 @@ class Record:
     names: tuple[str, ...] = ()
     data_names: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    num_unlabelled: int = 0
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
@@ -209,9 +211,10 @@ class Record:
         """For people."""
         named = ", ".join(with_units(self.names, self.units)) or f"{dim} parameter(s)"
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
+        others = f" and {self.num_unlabelled} real observations without θ" if self.num_unlabelled else ""
         lines = [
             f"{what} of {named} given observations of shape {shape}.",
-            f"Fitted on {self.num_pairs} calibration pairs{self._weighted()} in {self.seconds:.1f} s.",
+            f"Fitted on {self.num_pairs} calibration pairs{self._weighted()}{others} in {self.seconds:.1f} s.",
         ]
         for name, label in (("x", "x-flow"), ("theta", "θ-flow"), ("loss", "Network")):
             losses = self.history.get(f"validation_{name}")

@@ -311,13 +311,14 @@ class Stack:
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
         """The cross-fitted candidates, and why the others were skipped."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
-        for candidate in self.candidates:
+        offered = [each for each in self.candidates if problem.unlabelled is not None or not each.needs_unlabelled]
+        for candidate in offered:
             reason = candidate.skipped(problem)
             if reason is None and candidate.uses_pairs and int(folds.max()) == 0:
                 reason = "all pairs have the same θ, so that none can be held out"
             if reason is not None:
                 skipped[candidate.name] = reason
-        fitted = [candidate for candidate in self.candidates if candidate.name not in skipped]
+        fitted = [candidate for candidate in offered if candidate.name not in skipped]
         with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
             for candidate in fitted:
                 with progress.part(candidate.effort):

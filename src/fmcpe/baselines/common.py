@@ -1,4 +1,4 @@
-"""Code shared by the baselines: wrapping a posterior, and running simulations."""
+"""Code shared by the baselines: wrapping a posterior, real observations without θ, and running simulations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sbi.utils import process_prior
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import parameter_dim
+from fmcpe._checks import as_unlabelled, parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, Rows, simulate
 from fmcpe.candidates.base import Posterior, Shared, Transported
@@ -48,6 +48,11 @@ def wrapped(
     """Wrap a posterior over z as a `CorrectedPosterior`; `history["seconds"]` holds the fit time."""
     record = Record(method, num_pairs, history.pop("seconds", [0.0])[0], history)
     return CorrectedPosterior(inner, shared, shape, record)
+
+
+def with_unlabelled(y: Tensor, more: Any) -> Tensor:
+    """All real observations: those of the pairs, and those without θ."""
+    return y if more is None else torch.cat([y, as_unlabelled(more, y)])
 
 
 class SimulationTrained:

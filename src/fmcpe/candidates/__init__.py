@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fmcpe.candidates.base import Candidate, Posterior
 from fmcpe.candidates.fine_tuned import FineTuned
+from fmcpe.candidates.gaussian_transport import GaussianTransport
 from fmcpe.candidates.joint_flow import JointFlow
 from fmcpe.candidates.paper import Paper, paper_settings
 from fmcpe.candidates.prior import Prior
@@ -14,6 +15,7 @@ from fmcpe.candidates.uncorrected import Uncorrected
 __all__ = [
     "Candidate",
     "FineTuned",
+    "GaussianTransport",
     "JointFlow",
     "Paper",
     "Posterior",
@@ -27,5 +29,5 @@ __all__ = [
 
 
 def default() -> tuple[Candidate, ...]:
-    """The candidates of the default recipe."""
-    return Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood(), JointFlow(), FineTuned()
+    """The candidates of the default recipe; the last one only with ``y_unlabelled=``."""
+    return Prior(), Uncorrected(), ResidualShift(), SyntheticLikelihood(), JointFlow(), FineTuned(), GaussianTransport()

@@ -120,6 +120,8 @@ class Candidate(ABC):
     """Whether the fit depends on the pairs. If not, there is a single member, and it is scored on all pairs."""
     preferred: ClassVar[bool] = False
     """Whether the preference β of `Stack` is for this candidate."""
+    needs_unlabelled: ClassVar[bool] = False
+    """Whether `Stack` passes over it where `fit` got no ``y_unlabelled=``."""
     effort: ClassVar[float] = 1.0
     """Approximate time of a fit, relative to other candidates; only progress bars use it."""
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fmcpe._checks import as_pairs, as_tensor
 from fmcpe._errors import FMCPEWarning
-from fmcpe._names import in_order
+from fmcpe._names import columns_of, in_order
 from fmcpe._options import LARGEST, check_options
 from fmcpe._random import derive, seeded
 from fmcpe.candidates.base import Shared
@@ -219,6 +219,7 @@ def fit_with_cv_plus(
     theta: Any,
     y: Any,
     x: Any,
+    y_unlabelled: Any,
     weights: Any,
     seed: int | None,
     show_progress_bars: bool,
@@ -235,16 +236,20 @@ def fit_with_cv_plus(
     theta, y, x = as_pairs(theta, y, x, method.base.prior, method.base.raw_shape)
     theta, y = theta.to(method.device), y.to(method.device)
     weights = None if weights is None else as_tensor(weights, "weights")
+    unlabelled = method.unlabelled(y_unlabelled, columns_of(given[1]) or (), y)  # without y of any fold
 
     def fit(rows: Tensor, own_seed: int | None) -> CorrectedPosterior:
         simulations, shares = (None if each is None else each[rows.to(each.device)] for each in (x, weights))
         found = method.fit(
-            theta[rows], y[rows], simulations, weights=shares, seed=own_seed, show_progress_bars=show_progress_bars
-        )
+            theta[rows], y[rows], simulations, y_unlabelled=unlabelled, weights=shares, seed=own_seed,
+            show_progress_bars=show_progress_bars,
+        )  # fmt: skip
         # without the cross-validated draws, which nothing asks for
         return type(found)(found.inner, found.shared, found.observation_shape, Record(num_pairs=len(rows)))
 
     calibrated = plan.calibrate(fit, theta, y, seed)
-    posterior = method.fit(*given, weights=weights, seed=seed, show_progress_bars=show_progress_bars)
+    posterior = method.fit(
+        *given, y_unlabelled=unlabelled, weights=weights, seed=seed, show_progress_bars=show_progress_bars
+    )
     posterior.conformal = calibrated
     return posterior

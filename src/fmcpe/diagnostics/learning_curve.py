@@ -236,7 +236,7 @@ def learning_curve(
         inside,
         groups.cpu(),
         importance,
-        tuple(candidate.name for candidate in stack.candidates),
+        tuple(candidate.name for candidate in stack.candidates if not candidate.needs_unlabelled),
         recipe is not None,
         repeats * (len(steps) - 1) + 1,
         time.perf_counter() - started,

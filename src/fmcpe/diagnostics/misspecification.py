@@ -38,6 +38,7 @@ _ROLES = {
     "synthetic_likelihood": "a likelihood of real data learned from the pairs alone, with no simulator in between",
     "joint_flow": "a transport of data and of parameters",
     "fine_tuned": "the simulation-trained network, fine-tuned on the pairs",
+    "gaussian_transport": "an alignment of real and simulated data, then the simulation-trained posterior",
 }
 
 

@@ -42,6 +42,7 @@ SMALL = 64
 _SIZES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
     "Adjusted": [("summaries.scale.mean", itemgetter("summary")), ("pool", itemgetter("pool"))],
     "Denoised": [("summaries.scale.mean", itemgetter("summary")), ("means", itemgetter("size"))],
+    "GaussianTransported": [("matrix", lambda c: [c["size"], c["size"]])],
     "InductiveMixture": [(name, itemgetter(name)) for name in ("pool", "features", "company")],
     "JointFlowed": [("x_scale.mean", lambda c: c["shape"]), ("y_scale.mean", lambda c: c["shape"])],
     "Shifted": [

@@ -14,6 +14,7 @@ _HOMES = {
     "Adjusted": "fmcpe.baselines.rsnl",
     "Denoised": "fmcpe.baselines.rnpe",
     "FineTunedPosterior": "fmcpe.candidates.fine_tuned",
+    "GaussianTransported": "fmcpe.candidates.gaussian_transport",
     "InductiveMixture": "fmcpe.baselines.frisbi",
     "JointFlowed": "fmcpe.candidates.joint_flow",
     "Mixture": "fmcpe.mixture",

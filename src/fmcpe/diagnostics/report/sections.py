@@ -162,6 +162,8 @@ def _range(content: Content) -> str:
     out = ""
     if content.observations is not None and content.check is not None and content.quantiles is not None:
         head = ["observation", "in range", "p (pairs)", "conformal p", "share of prior", *content.labels]
+        if content.check.real is not None:
+            head.insert(3, "p (all real data)")
         rows = []
         for b in range(len(content.observations)):
             low, middle, high = content.quantiles[:, b].tolist()
@@ -177,6 +179,8 @@ def _range(content: Content) -> str:
                     f"{float(content.check.conformal[b]):.2g}", percent(float(content.check.prior_share[b])), *ends,
                 ]
             )  # fmt: skip
+            if content.check.real is not None:
+                rows[-1].insert(3, f"{float(content.check.real[b]):.2g}")
         out += table(head, rows) + quiet(
             "Median and central 90 % interval of each parameter."
             if content.intervals is None
