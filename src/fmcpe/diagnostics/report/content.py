@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
     from fmcpe.diagnostics.learning_curve import LearningCurve
     from fmcpe.diagnostics.span import Span
-    from fmcpe.extrapolation import RangeCheck
+    from fmcpe.in_range import RangeCheck
     from fmcpe.posterior import CorrectedPosterior
 
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -114,8 +114,7 @@ class Content:
                 "candidates": curve.candidates, "doubled": asdict(curve.forecast(2 * curve.sizes[-1])),
             }  # fmt: skip
         if self.check is not None and self.quantiles is not None:
-            out["observations"] = {k: v.tolist() for k, v in vars(self.check).items()}
-            out["observations"]["quantiles_5_50_95"] = self.quantiles.tolist()
+            out["observations"] = vars(self.check) | {"quantiles_5_50_95": self.quantiles}
             if self.intervals is not None:
                 out["observations"]["intervals_90"] = [self.intervals.low, self.intervals.high]
         return plain(out)
