@@ -47,6 +47,19 @@ def as_numbers(
         return tensor.detach().to(device=device, dtype=dtype, copy=True)
 
 
+def returned_numbers(value: Any, source: str, device: Any, rows: int | None = None) -> Tensor:
+    """What a user's function returned, as a tensor; masked values are NaN. `source` names the function in errors."""
+    try:
+        return as_numbers(value, torch.float32, device, masked_as_nan=True, rows=rows)
+    except UnreadableError as error:
+        raise ValueError(f"Expected real numbers from {source}, {error}.") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"Expected {source} to return a tensor or array of numbers, got a {type(value).__name__}. Return "
+            "torch.as_tensor(...)."
+        ) from error
+
+
 _COMPLEX = (
     "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._ambient import user_code
-from fmcpe._arrays import UnreadableError, as_numbers
+from fmcpe._arrays import returned_numbers
 from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
 from fmcpe._options import is_positive
@@ -182,16 +182,8 @@ class CheckedSimulator:
     def _checked(self, out: Any, theta: Tensor) -> Tensor:
         """What the simulator returned, as a tensor (N, ...)."""
         number = theta.shape[0]
-        try:
-            # a copy: simulators may return the same buffer again and again
-            x = as_numbers(out, torch.float32, theta.device, masked_as_nan=True, rows=20)
-        except UnreadableError as error:
-            raise ValueError(f"Expected real numbers from the simulator, {error}.") from error
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"Expected the simulator to return a tensor or array of numbers, got a {type(out).__name__}. Return "
-                "torch.as_tensor(...)."
-            ) from error
+        # a copy: simulators may return the same buffer again and again
+        x = returned_numbers(out, "the simulator", theta.device, rows=20)
         if x.shape == (number,):
             x = x[:, None]
         fits = x.ndim >= 2 if self.shape is None else x.shape[1:] == self.shape

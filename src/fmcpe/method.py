@@ -24,9 +24,10 @@ from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.rows import given_simulations
 from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
+from fmcpe.notes import record_of
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints
-from fmcpe.record import HeldOut, Record, record_of
+from fmcpe.record import HeldOut, Record
 from fmcpe.stacking import Stack
 
 if TYPE_CHECKING:

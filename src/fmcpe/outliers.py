@@ -22,7 +22,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.extrapolation import whitening
+from fmcpe.in_range import whitening
 from fmcpe.problem import Problem, groups_of
 
 MANY = 256

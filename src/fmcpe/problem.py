@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -68,16 +67,6 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.theta)
-
-    def replaced(self, rows: Tensor, other: Problem) -> Problem:
-        """The same problem with the pairs of some rows, and their simulations, taken from another."""
-
-        def mixed(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            return mine if mine is None or theirs is None else mine.index_copy(0, rows, theirs[rows])
-
-        names = ("theta", "z", "y", "seen", "x", "x_mean")
-        changed: dict[str, Any] = {name: mixed(getattr(self, name), getattr(other, name)) for name in names}
-        return replace(self, **changed)
 
 
 def build_problem(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,20 @@ from torch.distributions import Distribution
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.spaces import bounded
+
+
+class Remembered:
+    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
+
+    def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
+        """The value for these observations."""
+        last = self._last
+        if last is None or last[0].shape != y.shape or last[0].device != y.device or not torch.equal(last[0], y):
+            self._last = last = (y.detach().clone(), compute())
+        return last[1]
 
 
 class BasePosterior(ABC):
@@ -154,3 +169,22 @@ class BasePosterior(ABC):
         theta = torch.nan_to_num(theta)  # infinite values; NaN never comes here
         theta = theta if lower is None else torch.maximum(theta, torch.as_tensor(lower).to(theta))
         return theta if upper is None else torch.minimum(theta, torch.as_tensor(upper).to(theta))
+
+
+class OnSummary(BasePosterior):
+    """Mixin: an adapter of an sbi posterior, conditioned on its embedding h(x) in place of x."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        weights = next(self.estimator.parameters())
+        self.x_shape = self.summarise(torch.zeros(2, *self.estimator.condition_shape, device=weights.device)).shape[1:]
+
+    @torch.no_grad()
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.cat([self.estimator.embedding_net(rows.clone()) for rows in data.split(2000)])
+
+    def summarised(self) -> BasePosterior:
+        return self
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 
 from fmcpe._options import LARGEST, Limits, check_options
 from fmcpe._random import derive, seeded
-from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.base import BasePosterior, Remembered
 from fmcpe.problem import Problem, groups_of
 from fmcpe.spaces import ParameterSpace
 
@@ -40,20 +40,6 @@ class Shared:
     target_prior: Distribution
     pool: Tensor
     embedding_net: nn.Module | None = None
-
-
-class Remembered:
-    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
-
-    def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
-        """The value for these observations."""
-        last = self._last
-        if last is None or last[0].shape != y.shape or last[0].device != y.device or not torch.equal(last[0], y):
-            self._last = last = (y.detach().clone(), compute())
-        return last[1]
 
 
 class Posterior(nn.Module, ABC):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fmcpe.io.tables import Array, Table, read_table, stacked
+from fmcpe.io.columns import Array, Table, stacked
+from fmcpe.io.tables import read_table
 
 LABELS = "observation"
 
