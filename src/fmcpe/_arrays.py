@@ -1,4 +1,4 @@
-"""Users' arrays as tensors: always a copy, never a guess.
+"""Conversion of users' arrays to tensors: always a copy, and no silent conversion.
 
 Masked values, complex numbers, and double precision that single precision would round away are refused.
 """
@@ -16,7 +16,7 @@ LOSS = 0.01
 
 
 class UnreadableError(ValueError):
-    """Numbers that must not be converted silently; the message has the second and third part of an error."""
+    """Numbers that must not be converted silently; the message holds the second and third part of an error."""
 
 
 def as_numbers(
@@ -48,7 +48,7 @@ def as_numbers(
 
 
 def returned_numbers(value: Any, source: str, device: Any, rows: int | None = None) -> Tensor:
-    """What a user's function returned, as a tensor; masked values are NaN. `source` names the function in errors."""
+    """The output of a user's function as a tensor; masked values are NaN. `source` names the function in errors."""
     try:
         return as_numbers(value, torch.float32, device, masked_as_nan=True, rows=rows)
     except UnreadableError as error:
@@ -66,7 +66,7 @@ _COMPLEX = (
 
 
 def _as_array(value: Any, masked_as_nan: bool) -> Any:
-    """A writeable, contiguous array of native numbers that torch knows."""
+    """A writeable, contiguous array of a dtype that torch supports."""
     if isinstance(value, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):

@@ -35,7 +35,7 @@ def as_names(names: Any, dim: int) -> Names:
 
 
 def as_units(units: Any, dim: int) -> Names:
-    """One unit per parameter, an empty text for none."""
+    """One unit per parameter, an empty string for none."""
     if isinstance(units, str) or not isinstance(units, Iterable):
         raise TypeError(
             f'Expected a list of {dim} unit(s), got {units!r}. Pass e.g. units=["kg", ""], or leave units out.'

@@ -56,11 +56,11 @@ def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
 
 
 def check_options(options: Any, limits: Mapping[str, Limits] | None = None, largest: float = math.inf) -> None:
-    """Refuse fields of a dataclass that are not of their default's kind; numbers become Python's.
+    """Refuse fields of a dataclass whose type differs from that of their default; numbers are converted to Python's types.
 
     Args:
-        options: The dataclass. Defaults that are no numbers, and neither True nor False, are not checked.
-        limits: Of some fields. Whole numbers start at 1 otherwise, and others are positive.
+        options: The dataclass. Only booleans and numbers are checked.
+        limits: Limits of some fields. By default, integers are at least 1 and other numbers positive.
         largest: Upper limit of the other numbers.
     """
     for field in fields(options):
@@ -82,7 +82,7 @@ def check_options(options: Any, limits: Mapping[str, Limits] | None = None, larg
 
 
 def check_whole_numbers(options: Any, name: str, most: int, example: str, least: int = 0) -> None:
-    """Refuse a field that is no tuple or list of `least` or more whole numbers from 1 to `most`; it becomes a tuple."""
+    """Refuse a field that is no list of `least` or more integers from 1 to `most`; it is converted to a tuple."""
     value = getattr(options, name)
     ok = isinstance(value, tuple | list) and len(value) >= least and all(is_whole(each, 1, most) for each in value)
     check_option(options, name, ok, f"a tuple of whole numbers from 1 to {most}, such as {example}")

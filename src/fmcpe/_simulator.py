@@ -31,18 +31,18 @@ class CheckedSimulator:
         batch_size: Rows per call; all at once if None.
         timeout: Seconds that one call may take; no limit if None.
 
-    It is given a copy of θ, so that it may change its argument, and runs with the caller's default dtype and threads.
+    It gets a copy of θ, so it may modify its argument, and runs with the caller's default dtype and threads.
 
     Attributes:
-        tried: Rows of `attempt` so far.
-        failed: Of these, rows that failed.
-        first: θ of the first one that failed, and why, in words.
+        tried: Number of rows simulated by `attempt`.
+        failed: Number of these that failed.
+        first: θ of the first failure, and its reason.
     """
 
     retries = 20
-    """How often a row that failed is simulated again where one is needed."""
+    """Attempts to repeat a failed row where a simulation is needed."""
     patience = 50
-    """Rows that fail before any succeeds: beyond them, the simulator fails everywhere."""
+    """Failed rows without a success after which the simulator is taken to fail everywhere."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class CheckedSimulator:
         return parts
 
     def _checked(self, out: Any, theta: Tensor) -> Tensor:
-        """What the simulator returned, as a tensor (N, ...)."""
+        """The output of the simulator as a tensor (N, ...)."""
         number = theta.shape[0]
         # a copy: simulators may return the same buffer again and again
         x = returned_numbers(out, "the simulator", theta.device, rows=20)

@@ -11,8 +11,8 @@ from torch import Tensor
 from fmcpe.candidates.base import Posterior
 
 FAR = 1e6
-"""Numerical guard: a draw farther out, in prior standard deviations, counts as this far, because
-the squares of larger ones overflow in single precision."""
+"""Numerical guard: draws are clipped to this distance, in prior standard deviations, because squares of larger ones overflow in
+single precision."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class CrossFit:
 
     Args:
         members: The fitted posteriors.
-        draws: Draws for each pair from members that have not seen it, (N, R, S, p).
-        seconds: Time of the fits.
+        draws: Draws for each pair from members that were not trained on it, (N, R, S, p).
+        seconds: Fit time.
     """
 
     members: Sequence[Posterior]
@@ -32,7 +32,7 @@ class CrossFit:
 
 @dataclass(frozen=True)
 class Distances:
-    """Mean distances, pair by pair, that the energy score of any mixture is made of.
+    """Mean distances, pair by pair, that determine the energy score of any mixture.
 
     Args:
         to_truth: a, of each candidate's draws to the truth, (K, N).

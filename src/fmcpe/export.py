@@ -22,7 +22,7 @@ class Exports:
     """Methods of `CorrectedPosterior` for files, reports and other tools."""
 
     simulator: Callable[[Tensor], Any] | None = None
-    """That of the fit; files do not contain it."""
+    """The simulator of the fit; files do not contain it."""
 
     def save(self, path: str | Path) -> Path:
         """Write one file that `fmcpe.load` reads; see `fmcpe.serialization.files`."""
@@ -31,13 +31,13 @@ class Exports:
         return save(cast("CorrectedPosterior", self), path)
 
     def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
-        """Write the trust report: one HTML file that says how far to trust this posterior, and why; JSON beside it.
+        """Write the trust report: one HTML file on how far to trust this posterior, and why, and a JSON file with its numbers.
 
         Args:
             path: The HTML file; the numbers go to the same name with ``.json``.
-            x: Real observations to be answered in it, (B, ...).
-            learning_curve: Of `fmcpe.diagnostics.learning_curve`, if it was computed.
-            seed: Of bootstrap, permutations and draws.
+            x: Real observations to include, (B, ...).
+            learning_curve: Result of `fmcpe.diagnostics.learning_curve`, if it was computed.
+            seed: Seed of bootstrap, permutations and draws.
         """
         from fmcpe.diagnostics.report import write_report
 
@@ -56,7 +56,7 @@ class Exports:
         Args:
             num_samples: Draws for each observation.
             x: One real observation or a batch, (B, ...); the default one if None.
-            labels: Of the observations; 1, 2, ... if None.
+            labels: Labels of the observations; 1, 2, ... if None.
             seed: Makes the draws reproducible.
         """
         posterior = cast("CorrectedPosterior", self)
@@ -74,9 +74,9 @@ class Exports:
 
         Args:
             x: The real observation; the default one if None.
-            simulator: ``theta (N, p) -> x (N, ...)``; by default that of the fit, which a file does not contain.
-            num_samples: Draws, with one simulation at each.
-            seed: Of draws and simulations.
+            simulator: ``theta (N, p) -> x (N, ...)``; by default the one of the fit, which files do not contain.
+            num_samples: Number of draws, each with one simulation.
+            seed: Seed of draws and simulations.
         """
         from fmcpe.diagnostics.predictive import predictive
 
@@ -95,7 +95,7 @@ class Exports:
         Args:
             x: One real observation or a batch, (B, ...); the default one if None.
             num_samples: Draws for each observation.
-            labels: Of the observations; 1, 2, ... if None.
+            labels: Labels of the observations; 1, 2, ... if None.
             seed: Makes the draws reproducible.
         """
         posterior = cast("CorrectedPosterior", self)
@@ -116,15 +116,15 @@ class Exports:
         """Draws for ArviZ: a DataTree since ArviZ 1, InferenceData before.
 
         Groups: ``posterior`` with a variable per parameter, ``prior`` (draws of the target prior), ``observed_data`` (y), and
-        ``posterior_predictive`` on demand. Draws are independent, so that chains are only parts of them: every R̂ is 1.
+        ``posterior_predictive`` on demand. Draws are independent; chains only divide them, so every R̂ is 1.
 
         Args:
             x: One real observation, or a batch (B, ...), which adds the dimension ``observation``; the default one if None.
             num_samples: Draws in each chain, for each observation.
             chains: Number of chains.
             predictive: Whether to simulate at each draw: True with the simulator of the fit, or a simulator.
-            labels: Of the observations; 1, 2, ... if None.
-            seed: Of all draws.
+            labels: Labels of the observations; 1, 2, ... if None.
+            seed: Seed of all draws.
         """
         posterior = cast("CorrectedPosterior", self)
         y, one = posterior._observations(x)

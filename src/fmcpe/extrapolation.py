@@ -1,17 +1,16 @@
-r"""Far from the pairs, the answer is the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \),
+r"""Far from the pairs, the posterior returns to the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \),
 1 - λ = (1 - λ_x)(1 - λ_v)(1 - λ_θ).
 
 **Data.** With p the p-value of the distance of y's summary to those of the pairs (`fmcpe.in_range`), λ_x = p_0 / (p_0 + p).
 
-**Spread.** An answer out of range is not sharper than one in range. λ_v is the smallest share of the prior with which each
-parameter's standard deviation, and half of its central 68 % interval, physical and unconstrained, are at least the median over
-the answers at the pairs, or the prior's if that is smaller (`fmcpe.spread`), times a ramp in log p: 0 from p = 0.01 up, and 1
-from 0.001 down, the level of the warning.
+**Spread.** A posterior out of range must not be sharper than one in range. λ_v is the smallest share of the prior for which
+the standard deviation of each parameter, and half of its central 68 % interval, in physical and in unconstrained space, are at
+least the median over the posteriors at the pairs, or the prior's if that is smaller (`fmcpe.spread`), times a ramp in log p:
+0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
 
-**Parameters.** Pairs that were measured over a part of the prior say nothing of the rest. With p_i(z) the two-sided p-value of
+**Parameters.** Pairs that cover a part of the prior carry no information about the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
-base posterior at y, clamped to the central 98 % of the target prior: that prior says which parameters stay where they were
-measured.
+base posterior at y, clamped to the central 98 % of the target prior, which defines the range of θ in use.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class WithinRange(Posterior):
 
     Args:
         inner: The posterior.
-        usual: Which observations are usual among the pairs.
-        simulated: Which are usual among simulations; None without a simulator.
+        usual: Reference distribution of the calibration pairs.
+        simulated: Reference distribution of simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
         typical: Median spreads of the answers at the pairs (4p numbers); None for files of earlier versions.
@@ -72,13 +71,13 @@ class WithinRange(Posterior):
         rows: Tensor | None = None,
         simulations: int = 300,
     ) -> WithinRange:
-        """The range of a problem's pairs.
+        """From the pairs of a problem.
 
         Args:
             inner: The posterior.
-            problem: The pairs and all else.
+            problem: The pairs, simulations and base posterior.
             half: p_0.
-            draws: Of the posterior for the pairs, in z, (N, S, p).
+            draws: Held-out draws for the pairs, in z, (N, S, p).
             rows: Pairs that are no outliers; all if None.
             simulations: Number of simulations to compare with.
         """
@@ -107,7 +106,7 @@ class WithinRange(Posterior):
         return self._last(y, compute)
 
     def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
-        """λ_v(y), (B,), for observations with p-values p: always from the same draws."""
+        """λ_v(y), (B,), for observations with p-values p; computed from fixed draws."""
         ramp, out = (-(p / (10 * RangeCheck.level)).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
         if self.typical is None or not bool((ramp > 0).any()):
             return out
@@ -132,7 +131,7 @@ class WithinRange(Posterior):
         )
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
-        """λ_θ(y), (B,): always from the same draws of the base posterior."""
+        """λ_θ(y), (B,); computed from fixed draws of the base posterior."""
         mean, scale, low, high = self.measured
         with seeded(0), torch.no_grad():
             z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))

@@ -24,22 +24,22 @@ from fmcpe.nn.fitted import Fitted
 
 
 class Range(Fitted):
-    """Which observations are usual, by the distance of their summaries."""
+    """The reference distribution of distances, fitted to the summaries of the calibration pairs or of simulations."""
 
     mean: Tensor
     """(f,)"""
     matrix: Tensor
     """To whitened principal directions, (f, q)."""
     distances: Tensor
-    """Log distance of each of N usual observations when it is left out, (N,)."""
+    """Leave-one-out log distances of the N reference observations, (N,)."""
     pseudo_pairs: ClassVar[int] = 4
     """Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
     before: tuple[float, float] | None = None
-    """Mean and standard deviation of log distances between simulations, where they complete few pairs."""
+    """Mean and standard deviation of log distances between simulations, the prior for few pairs; None without simulations."""
 
     @classmethod
     def of(cls, rows: Tensor, like: Tensor | None = None, directions: int = 16) -> Range:
-        """From summaries (N, f), in at most `directions` principal directions; `like` are simulations that complete them."""
+        """From summaries (N, f), in at most `directions` principal directions; simulations `like` regularise the fit."""
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3 if like is None else len(like) // 3))
         like = None if like is None else like - like.mean(0)
@@ -55,7 +55,7 @@ class Range(Fitted):
         return out
 
     def p_values(self, rows: Tensor) -> Tensor:
-        """Student-t predictive p-value of each row's log distance, (B,); alone, three observations or fewer say nothing."""
+        """P-value of each row's log distance, (B,); 1 for three reference observations or fewer without simulations."""
         number = len(self.distances)
         if number < (4 if self.before is None else 2):
             return torch.ones(len(rows), device=rows.device)
@@ -74,7 +74,7 @@ class Range(Fitted):
         return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale), pseudo))
 
     def conformal(self, rows: Tensor) -> Tensor:
-        """Conformal p-value of each row, (B,): the share of usual distances at least as large, never below 1/(N + 1)."""
+        """Conformal p-value of each row, (B,): the share of reference distances at least as large; at least 1/(N + 1)."""
         distance = _log_distance(rows, self.mean, self.matrix)[:, None]
         return (1 + (self.distances >= distance).sum(1)) / (1 + len(self.distances))
 
@@ -84,9 +84,9 @@ class RangeCheck:
     """Whether observations are like those that the posterior was fitted on; every tensor has shape (B,).
 
     Args:
-        pairs: Student-t predictive p-value of the distance to the calibration pairs; few of them are completed by simulations.
-        conformal: Conformal p-value of the same distance: approximately valid for any distribution, never below 1/(N + 1).
-        simulations: Student-t predictive p-value of the distance to simulations from the prior; NaN without a simulator.
+        pairs: P-value of the distance to the calibration pairs.
+        conformal: Conformal p-value of the same distance: approximately valid for any distribution, at least 1/(N + 1).
+        simulations: P-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: λ, the share of the prior in the answer.
         level: P-value below which an observation is called out of range.
     """
@@ -120,7 +120,7 @@ def student_tail(t: Tensor, freedom: float) -> Tensor:
 
 
 def _exponential_tail(usual: Tensor, distance: Tensor, scale: float, pseudo: int) -> Tensor:
-    """Predictive probability that a log distance exceeds a value, by the excesses of the largest usual ones over the next.
+    """Predictive probability that a log distance exceeds a value, from the excesses of the largest reference distances.
 
     Excesses are exponential, their rate has a conjugate gamma prior: `pseudo` excesses of a normal distribution.
     """

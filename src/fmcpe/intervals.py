@@ -30,15 +30,15 @@ class WithIntervals:
     ) -> CorrectedPosterior:
         """Calibrate `interval` on held-out pairs (`fmcpe.diagnostics.conformal`), in place. Pairs with the same θ count once.
 
-        Designs with a few fixed values of a parameter are refused: nothing is known between the values.
+        Designs with a few fixed values of a parameter are refused: coverage between these values cannot be guaranteed.
 
         Args:
-            theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
+            theta: Physical parameters of held-out pairs, (n, p): at least 9 for 90 % intervals, 19 for 95 %.
             y: Real measurements taken at them, (n, ...).
             weights: For θ drawn from another density than the target prior, as in a design: the ratio p_target / p_design,
                 up to a constant, a function of physical θ, (N, p) -> (N,). See `fmcpe.diagnostics.label_shift`.
-            num_samples: Draws per observation that median and half-width are estimated from.
-            seed: Of the draws, and of which of several pairs with the same θ counts.
+            num_samples: Draws per observation, for median and half-width.
+            seed: Seed of the draws, and of the choice among pairs with the same θ.
         """
         from fmcpe.diagnostics.conformal import SplitConformal, held_out_pairs
         from fmcpe.diagnostics.label_shift import LabelShiftConformal
@@ -54,13 +54,13 @@ class WithIntervals:
     def interval(self, level: float = 0.9, x: Any = None, *, joint: bool = False, seed: int = 0) -> Intervals:
         """Intervals with a finite-sample guarantee for real observations.
 
-        `conformalize` comes first, or ``fit(..., conformal="cv+")``.
+        Requires `conformalize`, or ``fit(..., conformal="cv+")``.
 
         Args:
-            level: Nominal probability, 1 - α; what of it is promised, the intervals say.
+            level: Nominal coverage, 1 - α; `Intervals.guarantee` states what is guaranteed.
             x: One real observation, or a batch (B, ...); the default one if None.
-            joint: Whether all parameters together lie inside with that probability, or each by itself.
-            seed: Of the draws.
+            joint: Whether the level holds for all parameters jointly, or for each of them.
+            seed: Seed of the draws.
 
         Example:
             >>> found = posterior.conformalize(theta_test, y_test).interval(0.9, x=y_obs)

@@ -45,9 +45,9 @@ class FMCPE:
         target_prior: The distribution of θ in use, where it is not that of the simulations, inside the prior's support.
         recipe: ``"default"``, ``"paper"``, a `Stack` or a `Paper`.
         device: Where the correction is trained; prior and simulator have to be there, too.
-        names: Of the parameters; they stay with the posterior. By default those that `posterior`, or its prior, carries, or the
-            columns of a DataFrame `theta`.
-        units: Of the parameters, for people, e.g. ``["kg", "rad/s"]``; by default those of a prior file.
+        names: Parameter names, kept with the posterior. By default those of `posterior` or its prior, or the columns of a
+            DataFrame `theta`.
+        units: Units of the parameters for summaries and files, e.g. ``["kg", "rad/s"]``; by default those of a prior file.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
         simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
@@ -99,7 +99,7 @@ class FMCPE:
         self.units = () if units is None else as_units(units, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
-        if simulator is not None:  # refuse anything but a function now, not at the first fit
+        if simulator is not None:  # fail here, not at the first fit
             CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
@@ -123,8 +123,8 @@ class FMCPE:
             theta: Physical parameters, (N, p), inside the prior's support; columns of a DataFrame are matched by name.
             y: Real measurements taken at them, (N, ...), shaped like the simulator's output.
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
-            weights: What each pair counts in scores, stacking weights and recalibration, (N,), where pairs were not drawn from
-                the target prior: proportional to its density over that of the pairs.
+            weights: Weight of each pair in scores, stacking weights and recalibration, (N,), if pairs were not drawn from the
+                target prior: its density over that of the pairs, up to a constant.
             conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
                 posterior has `interval` without held-out pairs.
             seed: Makes the fit reproducible; torch's global generator is left as it was.
@@ -180,13 +180,13 @@ class FMCPE:
             return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
 
     def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
-        """The posterior keeps the simulator for predictive checks."""
+        """The posterior, which keeps the simulator for predictive checks."""
         posterior.simulator = self.simulator
         return posterior
 
     @staticmethod
     def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:
-        """θ of the pairs that the simulator runs at; warns of the others, and refuses to go on with less than half."""
+        """θ of the pairs at which the simulator runs; warns about the others, and fails if less than half are left."""
         left = torch.ones(len(theta), dtype=torch.bool, device=theta.device)
         left[rows] = False
         first = int(left.nonzero()[0])

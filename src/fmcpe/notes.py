@@ -1,4 +1,4 @@
-"""The record of a stack, and its warnings: what held-out pairs say against the posterior, and what the pairs leave open."""
+"""The record of a stack, and its warnings: refuted coverage, uninformative pairs, designs, unreliable weights, outliers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _refuted(lines: tuple[ParameterRecord, ...], effective: float, level: float 
 
 
 def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> list[str]:
-    """Whether the importance weights of the synthetic likelihood have tails that its draws do not cover."""
+    """Whether the Pareto k̂ of the synthetic likelihood's importance weights is too large for too many pairs."""
     for name, weight, fit in zip(fitted.names, fitted.weights.tolist(), fitted.fits, strict=True):
         bad = [member.unreliable for member in fit.members if isinstance(member, SyntheticPosterior)]
         if bad and weight > carries and sum(bad) / len(bad) > share:
@@ -103,7 +103,7 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
 
 
 def _widened(fitted: Fitted, problem: Problem, level: float = 0.1) -> list[str]:
-    """Whether the answer is largely the prior even at the pairs, so that the scores are not those of the answer."""
+    """Whether the prior has much of the answer even at the pairs: the scores are computed without it."""
     assert isinstance(fitted.posterior, WithinRange)
     share = float(fitted.posterior.share_of_prior(problem.y[:50]).mean())
     if share < level:
@@ -115,7 +115,7 @@ def _widened(fitted: Fitted, problem: Problem, level: float = 0.1) -> list[str]:
 
 
 def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
-    """Which pairs are no part of the fit, named by the rows that the user gave."""
+    """Pairs that the fit leaves out, by their rows in the user's data."""
     if not len(fitted.left_out):
         return []
     rows = fitted.left_out if problem.rows is None else problem.rows[fitted.left_out]
@@ -127,7 +127,7 @@ def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
 
 
 def _few(fitted: Fitted, number: int, least: float = 10.0) -> list[str]:
-    """Whether weighted pairs count as fewer than `FMCPE.fit` asks for."""
+    """Whether the effective number of weighted pairs is below what `FMCPE.fit` asks for."""
     if fitted.effective >= least or bool((fitted.importance == 1).all()):
         return []
     return [

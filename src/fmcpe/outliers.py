@@ -2,7 +2,7 @@ r"""Outlying calibration pairs: y is improbable given θ, under a robust regress
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
 regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
-whitened by their weighted covariance. An outlying pair loses its weight, so it masks neither itself nor another.
+whitened by their weighted covariance. An outlying pair gets little weight, so it masks neither itself nor another.
 
 The reference distribution is that of all pairs' distances. Cube roots of squared distances are nearly normal (Wilson and
 Hilferty, 1931), so they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs.
@@ -10,10 +10,11 @@ Where their upper tenth is wider than that, because the noise depends on θ or h
 boxplots for skewed data, Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
 
 Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
-a pair with the median residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
+a pair with the median residual of its repeats. A residual that all repeats share is the error of the fit at that θ, not of one
+pair.
 
-`Stack` leaves a pair with p < 0.03/n out of the n training rows of its candidates, by the p-values among these rows alone, and
-out of the mean that its weights minimise, and of the range of the pairs. Everything that is reported counts all pairs.
+`Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates; out
+of the score that its weights minimise; and out of the range check. Everything that is reported counts all pairs.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ MANY = 256
 
 
 def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
-    """The rows that are no outliers among them: of clean pairs, nearly always all.
+    """The rows that are no outliers among these rows; nearly always all, if the pairs are clean.
 
     Args:
         problem: The pairs, simulations and base posterior.
         rows: Row numbers, (n,).
-        robust: Whether outliers are looked for; otherwise all rows are returned.
+        robust: Whether to remove outliers; otherwise all rows are returned.
         level: Family-wise level: the probability that a clean set of pairs loses one.
-        fewest: Smallest number of pairs for which outliers are looked for.
+        fewest: Smallest number of pairs for which outliers are removed.
     """
     if not robust or len(rows) < fewest:
         return rows

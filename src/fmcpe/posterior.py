@@ -43,7 +43,7 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
         record: What was fitted, and its scores on held-out pairs.
-        held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
+        held_out: The pairs and their cross-validated draws, for diagnostics; None without a stack.
 
     Example:
         >>> posterior.sample((1000,), x=y_obs, seed=0).shape, posterior.sample_batched((10,), x=y_test, seed=0).shape
@@ -55,7 +55,7 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
     """
 
     max_numbers = 2_000_000
-    """Numbers of x̃ held in memory at once while drawing."""
+    """Resource limit: numbers of x̃ in memory while drawing."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """Parameter names."""
         return self.record.names or default_names(self.space.dim)
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Of the parameters, an empty text for none; empty if nobody gave any."""
+        """Units of the parameters, an empty string for none; empty if none were given."""
         return self.record.units
 
     @property
     def method(self) -> str:
-        """The name of the method that made it."""
+        """Name of the method that fitted it."""
         return self.record.method
 
     def sample(
@@ -184,7 +184,7 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
             return self.inner.check(self._observations(x)[0])
 
     def _warn_out_of_range(self, y: Tensor) -> None:
-        """Warn once, with the number of observations out of range by the rule of `check`; called by public methods."""
+        """One warning for all observations that are out of range by the rule of `check`."""
         if not isinstance(self.inner, WithinRange):
             return
         with settled(self.observation_shape.numel()), torch.no_grad():
@@ -267,8 +267,8 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
     ) -> Tensor:
         """The θ of highest density for one observation, (1, p).
 
-        A cross-entropy search in unconstrained space: it needs few densities and no derivatives, which here would go
-        through an ODE and back.
+        A cross-entropy search in unconstrained space. It needs few densities and no derivatives, which would have to be
+        propagated through an ODE.
 
         Args:
             x: The real observation; the default one if None.

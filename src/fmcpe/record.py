@@ -15,16 +15,16 @@ from fmcpe.stacking import Fitted
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The pairs, and draws for each of them from members that have not seen it: what diagnostics are computed from.
+    """The pairs, and held-out draws for each of them: the input of the diagnostics.
 
     Args:
         theta: Physical θ of the pairs, (N, p).
         z: Draws of the stack, recalibrated, with weights and scales computed without the pair's fold, in z, (N, S, p).
         before: Draws of the uncorrected posterior, in z, (N, S', p); None if it was not a candidate.
         seen: The base posterior's summaries of y, (N, f); y itself where it has none.
-        simulated: The same of simulations from the prior, (M, f); None without a simulator.
-        at_pairs: The same of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
-        rows: Which of the pairs given to `fit` these are, (N,), where some were left out; None if all are here.
+        simulated: Summaries of simulations from the prior, (M, f); None without a simulator.
+        at_pairs: Summaries of simulations at each pair's θ, (N, S, f); None in files of earlier versions.
+        rows: Row numbers of these pairs in the arguments of `fit`, (N,), if some were dropped; None otherwise.
     """
 
     theta: Tensor
@@ -62,7 +62,7 @@ class HeldOut:
 
     @classmethod
     def from_tensors(cls, kept: dict[str, Tensor]) -> HeldOut:
-        """From those of a file."""
+        """From the tensors of a file."""
         optional = (kept.get(name) for name in ("simulated", "at_pairs", "rows"))
         return cls(kept["theta"], kept["z"], kept.get("before"), kept["seen"], *optional)
 
@@ -74,7 +74,7 @@ class Note:
     Args:
         kind: ``"coverage"``, ``"information"``, ``"parameter"``, ``"weights"``, ``"design"``, ``"importance"`` or
             ``"outliers"``.
-        text: What the user was told.
+        text: The message.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Note:
 
     @property
     def short(self) -> str:
-        """In a few words."""
+        """A short label."""
         return {
             "coverage": "over-confident intervals",
             "information": "held-out pairs predicted no better than by the prior",
@@ -109,7 +109,7 @@ class ParameterRecord:
         error_before: The same, of the uncorrected posterior.
         coverage: Share of the pairs, weighted as in the fit, inside the central 80 and 90 % intervals.
         coverage_before: The same, of the uncorrected posterior.
-        scale: Recalibration of its spread.
+        scale: Recalibration scale.
         low: Smallest value among the pairs.
         high: Largest value among the pairs.
     """
@@ -126,29 +126,29 @@ class ParameterRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """What was done, and how good it is on held-out pairs.
+    """What was fitted, and its scores on held-out pairs.
 
     Args:
         method: Name of the method.
         num_pairs: Calibration pairs.
-        seconds: Of the fit.
-        history: Losses by epoch, of methods that train one network.
+        seconds: Time of the fit.
+        history: Losses by epoch, for methods that train one network.
         weights: Stacking weight of each candidate, the largest first.
         scores: Cross-validated energy score of each candidate alone.
-        score: That of the stack, approximately held out.
+        score: Cross-validated energy score of the stack, approximately held out.
         skipped: Why some candidates were not fitted.
-        candidate_seconds: Of each candidate's fits.
+        candidate_seconds: Fit time of each candidate.
         members: Fitted members of each candidate, in the order of the mixture.
-        distances: Mean cross-validated distances that the energy score of any mixture of the candidates is made of: a, (K,),
-            and D, (K, K) (`fmcpe.stacking`).
-        distinct: Pairs with different θ.
-        effective: Kish's effective number of these, where the pairs have weights.
+        distances: Mean cross-validated distances a, (K,), and D, (K, K), which determine the energy score of any mixture of the
+            candidates (`fmcpe.stacking`).
+        distinct: Number of distinct θ.
+        effective: Kish's effective number of pairs, if they have weights.
         parameters: One line per parameter.
-        notes: What the user was warned of.
+        notes: Warnings of the fit.
         fingerprints: Of the pairs (`fmcpe.problem.fingerprints`).
-        names: Of the parameters; empty if nobody named them.
-        data_names: Of the columns of y, where they came with names.
-        units: Of the parameters, an empty text for none; empty if nobody gave any.
+        names: Parameter names; empty if none were given.
+        data_names: Column names of y, if there were any.
+        units: Units of the parameters, an empty string for none; empty if none were given.
     """
 
     method: str = "FMCPE"
@@ -199,7 +199,7 @@ class Record:
         return with_units([line.name for line in self.parameters], self.units)
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
-        """For people."""
+        """The text of `CorrectedPosterior.summary`."""
         named = ", ".join(with_units(self.names, self.units)) or f"{dim} parameter(s)"
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         lines = [

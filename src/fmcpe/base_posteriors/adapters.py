@@ -54,7 +54,7 @@ class DensityBase(BasePosterior):
     def _flow(self, x: Tensor) -> Any:
         """The conditional distribution for each row of x, through the fast implementation of the flow where there is one.
 
-        sbi's wrapper embeds each x anew for every θ.
+        sbi's wrapper repeats the embedding of x for every θ.
         """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]

@@ -49,15 +49,15 @@ class BasePosterior(ABC):
     amortised = True
     """Whether draws for many x cost little more than for one."""
     redraws = 20
-    """How often a draw outside the support is repeated before it is clamped."""
+    """Repetitions of a draw outside the support before it is clamped."""
     tries = 1
-    """Draws at each of these times."""
+    """Draws per repetition."""
     names: tuple[str, ...] | None = None
-    """Of the parameters, where they are known."""
+    """Parameter names, if known."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
     leakage_draws_in_all = 4000
-    """The same, for the x of one mixture together."""
+    """Limit of these draws over all x of a mixture."""
     estimator: Any = None
     """The network, if any."""
 
@@ -120,7 +120,7 @@ class BasePosterior(ABC):
         return flat.reshape(shape)
 
     def _refuse_nan(self, number: int, of: int) -> None:
-        """Refuse draws of which most are NaN; warn of fewer, which are replaced by draws of the prior."""
+        """Fail if most draws are NaN; warn if fewer are, which draws of the prior replace."""
         found = f"Expected numbers from the base posterior, got NaN for {number} of {of} draws, {self.redraws + 1} times each"
         if 2 * number > of:
             raise ValueError(

@@ -42,15 +42,15 @@ class PotentialBase(BasePosterior):
     components = 16
     amortised = False
     rounds = 12
-    """Of kernel proposals, at most."""
+    """Maximum number of rounds with kernel proposals."""
     enough = 0.3
-    """Effective sample size over particles that ends them."""
+    """Effective sample size, relative to the number of particles, that ends the rounds."""
     particles = 256
-    """Draws per round, at least."""
+    """Minimum number of draws per round."""
     kernels = 32
-    """Of the proposal."""
+    """Kernels of the proposal."""
     smallest_ess = 24.0
-    """Effective sample size that β keeps."""
+    """Minimum effective sample size that determines β."""
     freedom = 5.0
     """Degrees of freedom of the kernels."""
     rows_at_once = 100_000
@@ -85,7 +85,7 @@ class PotentialBase(BasePosterior):
 
     @torch.no_grad()
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,): always of the same draws."""
+        """Log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,), from fixed draws."""
 
         def compute() -> Tensor:
             with seeded(0):
@@ -165,7 +165,7 @@ class PotentialBase(BasePosterior):
         return torch.cat([self.log_ratio(*part).reshape(-1) for part in parts])
 
     def _somewhere(self, like: Tensor) -> Tensor:
-        """Replace points outside the support by one inside: some priors reject points outside."""
+        """A point inside the support, in place of those outside, which some priors reject."""
         with seeded(0):
             return self.prior.sample(torch.Size((1,))).to(like)
 

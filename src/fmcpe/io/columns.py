@@ -1,4 +1,4 @@
-"""Named columns of a file, as text until somebody asks for numbers; points or commas before decimals."""
+"""Named columns of a file; text is converted to numbers on demand, with decimal points or commas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Table:
 
     Args:
         path: The file.
-        columns: By name; text of a csv file is kept until somebody asks for numbers.
+        columns: Columns by name; those of a text file are text.
         lines: Line of each row in a text file; empty for others.
         delimiter: Between the columns of a text file.
     """
@@ -35,16 +35,16 @@ class Table:
 
     @property
     def notation(self) -> str:
-        """What was found in a text file, in words; empty for commas between columns and points before decimals."""
+        """A note on separators of a text file that are not commas, and on decimal commas; empty otherwise."""
         between = {",": "", ";": "columns separated by semicolons", "\t": "columns separated by tabs"}[self.delimiter]
         try:
             comma = "decimal commas read as points" if decimal_mark(self) == "," else ""
-        except ValueError:  # who asks for that column is told
+        except ValueError:  # reported when that column is read
             comma = ""
         return ", ".join(filter(None, (between, comma)))
 
     def place(self, row: int) -> str:
-        """Where a row is, in words."""
+        """The line or row number, for errors."""
         return f"line {self.lines[row]}" if self.lines else f"row {row}"
 
     def numbers(self, name: str, finite: bool = True) -> Array:

@@ -1,4 +1,4 @@
-"""Draws with their names: tables for people, csv, npz and netCDF files, pandas and ArviZ.
+"""Draws with parameter names: text tables, csv, npz and netCDF files, pandas and ArviZ.
 
 netCDF files have ArviZ's layout: a group ``posterior`` with one variable per parameter, (chain, draw, observation), and a group
 ``constant_data`` that says which observations are out of range. ``arviz.from_netcdf`` reads them.
@@ -33,10 +33,10 @@ class Draws:
 
     Args:
         theta: Physical parameters, (B, S, p).
-        names: Of the parameters.
+        names: Parameter names.
         observations: Labels of the observations.
-        p_values: Of each observation against the calibration pairs, (B,); NaN where the posterior keeps no pairs.
-        units: Of the parameters, an empty text for none; empty if there are none.
+        p_values: P-value of each observation against the calibration pairs, (B,); NaN if the posterior keeps no pairs.
+        units: Units of the parameters, an empty string for none; empty if there are none.
     """
 
     theta: Array
@@ -96,7 +96,7 @@ class Draws:
         return "\n".join([*lines, "", self.range_text()])
 
     def range_text(self) -> str:
-        """Which observations are out of range, in words."""
+        """A sentence on the observations that are out of range."""
         out, number = self.out_of_range, len(self.observations)
         if np.isnan(self.p_values).all():
             return "This posterior keeps no pairs, so that nothing says whether observations are like them."
@@ -219,7 +219,7 @@ def attributes_of(units: Sequence[str], k: int) -> dict[str, str]:
 
 
 def check_output(path: str | Path) -> Path:
-    """A file that draws can be written to, by its ending and folder; `fmcpe sample` asks before it draws."""
+    """The path, if draws can be written to it by its ending and folder; `fmcpe sample` checks this before it draws."""
     path = Path(path)
     if path.suffix.lower() not in (".csv", ".npz", ".nc"):
         raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")

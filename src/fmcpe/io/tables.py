@@ -53,7 +53,7 @@ def _read_npz(path: Path) -> Table:
 
 
 def optional(module: str, what: str) -> Any:
-    """An optional package, or an error that says how to get it."""
+    """An optional package, or an error with the command that installs it."""
     import importlib
 
     try:

@@ -57,7 +57,7 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def _describe_other(base: BasePosterior) -> dict[str, Any]:
-    """What a file says of a base posterior from elsewhere: how to build it, or why it cannot."""
+    """The description of a base posterior that `train_npe` did not make, or the reason why there is none."""
     if not isinstance(base, DensityBase | VectorFieldBase):
         return {"why": f"a {type(base).__name__} is code, or a network that a file cannot describe"}
     found = describe_estimator(base.estimator, base.prior, torch.Size(base.estimator.condition_shape))

@@ -1,7 +1,7 @@
-"""The outside of a file: a safetensors file with a JSON manifest and a checksum, read with limits.
+"""The file container: a safetensors file with a JSON manifest and a checksum, read with limits.
 
 The checksum is SHA-256 over the manifest's text and, in the order of their names, over name, type, shape and bytes of every
-tensor. It finds damage; it is no signature, since whoever changes a file can compute it again. So sizes are checked as well
+tensor. It detects damage. It is no signature: whoever changes a file can recompute it. So sizes are checked as well
 (`fmcpe.serialization.limits`).
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from fmcpe._errors import FileError
 
 FORMAT, READABLE = 7, (5, 6, 7)
-"""Format 7 has a checksum; format 6 says which kind of conformal intervals a file holds; in format 5 there is one kind."""
+"""Format 7 adds a checksum, format 6 the kind of conformal intervals."""
 MAX_HEADER, MAX_TENSORS = 32_000_000, 100_000
 LAST_COMMIT = {1: "88939aa~1", 2: "4dae3d5~1", 3: "473118d~1", 4: "818e436~1"}
 """Formats that were never released, and the last commit that reads each."""
