@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,10 @@ import torch
 from fmcpe.diagnostics.cross_validated import physical
 from fmcpe.diagnostics.report import figures
 from fmcpe.diagnostics.report.content import LEVELS, Content, versions
+from fmcpe.diagnostics.report.html import percent, picture, pictures, quiet, table
 from fmcpe.diagnostics.report.verdict import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fmcpe.record import Record
 
 
@@ -278,37 +277,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[Content], str]], ...] = (
     ("assumptions", "Assumptions", _assumptions),
     ("settings", "Settings and versions", _settings),
 )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> str:
-    """A table that scrolls sideways on a narrow screen; columns of `texts` are left-aligned and wrap."""
-    kinds = ['class="text"' if k in texts else "" for k in range(len(head))]
-    first = "".join(f"<th scope=col {kind}>{escape(each)}</th>" for each, kind in zip(head, kinds, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td {kind}>{escape(each)}</td>" for each, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def picture(figure: Figure, name: str, caption: str) -> str:
-    """A figure with its caption, which is its alternative text too."""
-    return f"<figure>{figures.svg(figure, name, caption)}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def pictures(parts: Sequence[str]) -> str:
-    """Figures side by side, or one below the other on a phone."""
-    return f'<div class="pictures">{"".join(parts)}</div>'
-
-
-def quiet(text: str) -> str:
-    """A note in small type."""
-    return f'<p class="quiet">{escape(text)}</p>'
-
-
-def percent(share: float) -> str:
-    """A share as text."""
-    return f"{100 * share:.0f} %"
 
 
 def _plane(content: Content) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
