@@ -6,6 +6,7 @@ are older than `STALE` seconds; younger ones may belong to another process.
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
 import time
@@ -61,12 +62,7 @@ def _write(handle: int, content: bytes) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    for left in path.parent.glob(f".{glob_escape(path.name)}.*.tmp"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
-
-
-def glob_escape(name: str) -> str:
-    """The pattern that matches `name` alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
