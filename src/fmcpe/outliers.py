@@ -26,9 +26,6 @@ from torch import Tensor
 from fmcpe.in_range import whitening
 from fmcpe.problem import Problem, groups_of
 
-MANY = 256
-"""Resource limit: numbers of a summary above which a decomposition of all of them takes longer than a fit."""
-
 
 def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
     """The rows that are no outliers among these rows; nearly always all, if the pairs are clean.
@@ -117,17 +114,17 @@ def _robust_tail(values: Tensor, freedom: int) -> Tensor:
     return torch.as_tensor(stats.t.sf(((values - middle) / scale).cpu().numpy(), freedom), device=values.device)
 
 
-def _components(rows: Tensor, most: int = 4) -> Tensor:
-    """Leading principal components of rows (N, f), of unit variance."""
+def _components(rows: Tensor, most: int = 4, many: int = 256) -> Tensor:
+    """Leading principal components of rows (N, f), of unit variance; by their Gram matrix, which is faster, if f > `many`."""
     rows = standardised(rows)
-    if rows.shape[1] > MANY:
+    if rows.shape[1] > many:
         return torch.linalg.eigh(rows @ rows.T)[1].flip(1)[:, :most] * len(rows) ** 0.5
     return torch.linalg.svd(rows, full_matrices=False)[0][:, :most] * len(rows) ** 0.5
 
 
-def leading(rows: Tensor, most: int = 16) -> Tensor:
-    """Rows (N, f); in `most` principal directions if they have many numbers."""
-    if rows.shape[1] <= MANY:
+def leading(rows: Tensor, most: int = 16, many: int = 256) -> Tensor:
+    """Rows (N, f), in `most` principal directions if f > `many`: a decomposition of all would take longer than a fit."""
+    if rows.shape[1] <= many:
         return rows
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     return (vectors * values.clamp_min(0.0).sqrt()).flip(1)[:, :most]

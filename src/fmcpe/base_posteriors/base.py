@@ -126,7 +126,11 @@ class BasePosterior(ABC):
             raise ValueError(
                 f"{found}. Check that it was trained on finite data, and that x is in the units of the simulations."
             )
-        warnings.warn(f"{found}: draws of the prior replace them.", FMCPEWarning, stacklevel=3)
+        warnings.warn(
+            f"{found}: draws of the prior replace them. Check that x is in the units of the simulations.",
+            FMCPEWarning,
+            stacklevel=3,
+        )
 
     def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:
         """Log density of physical θ (B, n, p) given x (B, ...): (B, n), -inf outside the support.
