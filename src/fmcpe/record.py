@@ -156,6 +156,7 @@ class Record:
         names: Of the parameters; empty if nobody named them.
         data_names: Of the columns of y, where they came with names.
         units: Of the parameters, an empty text for none; empty if nobody gave any.
+        settings: The recipe's options, those of its candidates by name, and the seed; empty in files of earlier versions.
     """
 
     method: str = "FMCPE"
@@ -177,6 +178,7 @@ class Record:
     names: tuple[str, ...] = ()
     data_names: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""
