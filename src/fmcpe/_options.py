@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from reprlib import Repr
 from typing import Any
@@ -87,3 +87,20 @@ def check_whole_numbers(options: Any, name: str, most: int, example: str, least:
     ok = isinstance(value, tuple | list) and len(value) >= least and all(is_whole(each, 1, most) for each in value)
     check_option(options, name, ok, f"a tuple of whole numbers from 1 to {most}, such as {example}")
     object.__setattr__(options, name, tuple(map(int, value)))
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """Numbers, texts and tuples of them among the fields of a dataclass, and its ``kind``; ``{}`` for other objects."""
+    if not is_dataclass(options) or isinstance(options, type):
+        return {}
+    found = {each.name: getattr(options, each.name) for each in fields(options)}
+    kept = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items() if _is_plain(value)
+    }
+    return {"kind": type(options).__name__} | kept
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

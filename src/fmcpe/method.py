@@ -18,6 +18,7 @@ from fmcpe._ambient import settled
 from fmcpe._checks import as_device, as_pairs, as_tensor, check_prior_device, parameter_dim, refuse_coarse
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, as_units, columns_of, default_names, in_order
+from fmcpe._options import settings_of
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
@@ -170,14 +171,21 @@ class FMCPE:
                 inner, history = self.recipe.fit(problem, show_progress_bars)
                 record = Record(
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
-                    names=tuple(given), data_names=data_names, units=self.units,
+                    names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed),
                 )  # fmt: skip
                 return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
             record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
-            record = replace(record, names=tuple(given), data_names=data_names, units=self.units)
+            record = replace(
+                record, names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed)
+            )
             held_out = HeldOut.of(fitted, problem)
             return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
+
+    def _settings(self, seed: int | None) -> dict[str, Any]:
+        """Options of the recipe and of its candidates, and the seed, for the record."""
+        parts = {each.name: settings_of(each) for each in getattr(self.recipe, "candidates", ())}
+        return {"recipe": settings_of(self.recipe), "candidates": parts, "seed": None if seed is None else int(seed)}
 
     def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
         """The posterior, which keeps the simulator for predictive checks."""

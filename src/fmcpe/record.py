@@ -149,6 +149,7 @@ class Record:
         names: Parameter names; empty if none were given.
         data_names: Column names of y, if there were any.
         units: Units of the parameters, an empty string for none; empty if none were given.
+        settings: Options of the recipe, of its candidates by name, and the seed; empty in files of earlier versions.
     """
 
     method: str = "FMCPE"
@@ -170,6 +171,7 @@ class Record:
     names: tuple[str, ...] = ()
     data_names: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Any]:
         """As JSON."""

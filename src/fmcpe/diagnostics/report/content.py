@@ -96,6 +96,7 @@ class Content:
                 "weights": record.weights, "scores": record.scores, "stack": record.score, "skipped": record.skipped,
                 "seconds": record.candidate_seconds,
             },
+            "settings": record.settings,
             "notes": [asdict(note) for note in record.notes],
             "suspects": [asdict(each) for each in self.suspects],
             "spans": [asdict(each) for each in self.spans],
