@@ -182,6 +182,10 @@ class CheckedSimulator:
     def _checked(self, out: Any, theta: Tensor) -> Tensor:
         """What the simulator returned, as a tensor (N, ...)."""
         number = theta.shape[0]
+        if out is None:
+            raise TypeError(
+                "Expected the simulator to return a tensor or array of numbers, got None. End it with return x."
+            )
         try:
             # a copy: simulators may return the same buffer again and again
             x = as_numbers(out, torch.float32, theta.device, masked_as_nan=True, rows=20)
