@@ -182,6 +182,10 @@ class CheckedSimulator:
     def _checked(self, out: Any, theta: Tensor) -> Tensor:
         """The output of the simulator as a tensor (N, ...)."""
         number = theta.shape[0]
+        if out is None:
+            raise TypeError(
+                "Expected the simulator to return a tensor or array of numbers, got None. End it with return x."
+            )
         # a copy: simulators may return the same buffer again and again
         x = returned_numbers(out, "the simulator", theta.device, rows=20)
         if x.shape == (number,):

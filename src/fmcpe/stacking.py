@@ -257,6 +257,11 @@ class Stack:
             if reason is not None:
                 skipped[candidate.name] = reason
         fitted = [candidate for candidate in self.candidates if candidate.name not in skipped]
+        if not fitted:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise ValueError(
+                f"Expected a candidate that can be fitted, got none ({reasons}). Add Uncorrected() to Stack."
+            )
         with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
             for candidate in fitted:
                 with progress.part(candidate.effort):
