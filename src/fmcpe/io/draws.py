@@ -6,8 +6,7 @@ netCDF files have ArviZ's layout: a group ``posterior`` with one variable per pa
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fmcpe._disk import write_whole
 from fmcpe.io.tables import Array, optional
 
 if TYPE_CHECKING:
@@ -110,44 +110,37 @@ class Draws:
         Readers never see a partial file.
         """
         path = check_output(path)
-        writers: dict[str, Callable[[Path], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-        os.close(handle)
-        try:
-            writers[path.suffix.lower()](Path(temporary))
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        writers: dict[str, Callable[[io.BytesIO], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
+        buffer = io.BytesIO()
+        writers[path.suffix.lower()](buffer)
+        write_whole(path, buffer.getvalue())
         return path
 
-    def _csv(self, path: Path) -> None:
+    def _csv(self, buffer: io.BytesIO) -> None:
         import csv
 
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["observation", "draw", *self.names, "p_value", "out_of_range"])
-            checks = [(f"{p:.4g}", int(out)) for p, out in zip(self.p_values, self.out_of_range, strict=True)]
-            for label, draws, check in zip(self.observations, self.theta.tolist(), checks, strict=True):
-                writer.writerows([label, s, *(f"{value:.8g}" for value in row), *check] for s, row in enumerate(draws))
+        file = io.TextIOWrapper(buffer, encoding="utf-8", newline="")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["observation", "draw", *self.names, "p_value", "out_of_range"])
+        checks = [(f"{p:.4g}", int(out)) for p, out in zip(self.p_values, self.out_of_range, strict=True)]
+        for label, draws, check in zip(self.observations, self.theta.tolist(), checks, strict=True):
+            writer.writerows([label, s, *(f"{value:.8g}" for value in row), *check] for s, row in enumerate(draws))
+        file.detach()  # which would close the buffer
 
-    def _npz(self, path: Path) -> None:
+    def _npz(self, buffer: io.BytesIO) -> None:
         np.savez(
-            path, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
+            buffer, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
             p_value=self.p_values, out_of_range=self.out_of_range, units=np.array(self.units, dtype=str),
         )  # fmt: skip
 
-    def _netcdf(self, path: Path) -> None:
+    def _netcdf(self, buffer: io.BytesIO) -> None:
         from fmcpe import __version__
 
         h5netcdf, h5py = (optional(name, "netCDF files") for name in ("h5netcdf", "h5py"))
         number, draws, _ = self.theta.shape
         labels = _labels(self.observations)
         text = labels.dtype.kind not in "iu"
-        with h5netcdf.File(path, "w") as file:
+        with h5netcdf.File(buffer, "w") as file:
             for group in ("posterior", "constant_data"):
                 made = file.create_group(group)
                 made.attrs["inference_library"] = "fmcpe"
