@@ -43,13 +43,15 @@ SETTINGS = {
     "float64": double,
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "three threads": lambda: threads(3),
 }
 
 
 def ambient():
     return (
-        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+        torch.get_default_dtype(), torch.is_grad_enabled(),
+        (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")), torch.get_num_threads(),
         torch.distributions.Distribution._validate_args, [*warnings.filters], logging.getLogger().level,
         [*logging.getLogger().handlers], torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(),
     )  # fmt: skip
