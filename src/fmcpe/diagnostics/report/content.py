@@ -114,7 +114,7 @@ class Content:
                 "candidates": curve.candidates, "doubled": asdict(curve.forecast(2 * curve.sizes[-1])),
             }  # fmt: skip
         if self.check is not None and self.quantiles is not None:
-            out["observations"] = {k: v.tolist() for k, v in vars(self.check).items()}
+            out["observations"] = {k: v.tolist() for k, v in vars(self.check).items() if k != "level"}
             out["observations"]["quantiles_5_50_95"] = self.quantiles.tolist()
             if self.intervals is not None:
                 out["observations"]["intervals_90"] = [self.intervals.low, self.intervals.high]
