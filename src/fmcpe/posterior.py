@@ -83,7 +83,7 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
     @property
     def weights(self) -> dict[str, float]:
         """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
-        return self.record.weights
+        return dict(self.record.weights)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -116,6 +116,15 @@ class BasePosterior(ABC):
             flat[missing] = self.prior.sample((int(missing.sum()),)).to(flat)
             outside &= ~missing
         if bool(outside.any()):
+            infinite = int(flat[outside].isinf().any(1).sum())
+            if 2 * infinite > len(flat):
+                warnings.warn(
+                    f"Expected finite draws from the base posterior, got infinite ones in {infinite} of {len(flat)} cases, "
+                    f"{self.redraws + 1} times each: they are moved to the edge of the prior, or replaced by its draws. Check "
+                    "that x is in the units of the simulations.",
+                    FMCPEWarning,
+                    stacklevel=3,
+                )
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
 

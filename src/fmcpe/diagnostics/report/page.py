@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fmcpe._disk import write_whole
 from fmcpe.diagnostics.cross_validated import calibration
 from fmcpe.diagnostics.report.content import Content, gather
 from fmcpe.diagnostics.report.sections import SECTIONS, parameter_table, verdict_block, weight_table
@@ -66,12 +66,7 @@ def write_report(
     content = gather(posterior, x, learning_curve, seed=seed)
     numbers = json.dumps(content.numbers(), indent=1, ensure_ascii=False, allow_nan=False)
     for target, text in ((path, html_of(content)), (path.with_suffix(".json"), numbers + "\n")):
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)  # readers see the old file or the new one
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(target, text.encode())
     return path
 
 
