@@ -2,8 +2,8 @@
 
 import base64
 import csv
-import io
 import gzip
+import io
 import re
 import socket
 import subprocess
