@@ -2,6 +2,8 @@
 
     python benchmarks/in_range.py docs/images/in-range.png
 
+    python benchmarks/in_range.py --few                     p-values with two, three and five pairs, a thousand deviations away
+
 A default fit on 30 pairs of `gaussian`. Real observations are moved by a number of standard deviations of the pairs' data, each
 in a random direction. The lower panel shows the mean posterior standard deviation in units of the prior's; the answer out
 of range is never sharper than at a typical pair.
@@ -16,11 +18,23 @@ import torch
 from matplotlib.figure import Figure
 
 import fmcpe
-from fmcpe import FMCPE, tasks
+from fmcpe import FMCPE, Stack, candidates, tasks
 from fmcpe._random import seeded
 from fmcpe.diagnostics.plots import COLORS, _tidy
 
 DISTANCES = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0, 1000.0)
+
+
+def few(task, base):
+    """Prints p-values of an observation moved by a thousand deviations of 40 pairs, all numbers of y upwards."""
+    theta, y = task.calibration_set(40, 0)
+    far = task.test_set(1, 5)[1] + 1000 * y.std(0)
+    recipe = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()])
+    for number in (2, 3, 5):
+        posterior = FMCPE(base, task.simulator, recipe=recipe).fit(
+            theta[:number], y[:number], seed=0, show_progress_bars=False
+        )
+        print(number, "pairs:", posterior.check(far))
 
 
 def main():
@@ -29,6 +43,8 @@ def main():
     warnings.simplefilter("ignore")
     task = tasks.get("gaussian")
     base = fmcpe.train_npe(task.simulator, task.prior, 10_000, seed=0, max_num_epochs=20, show_progress_bars=False)
+    if sys.argv[1:] == ["--few"]:
+        return few(task, base)
     theta, y = task.calibration_set(30, 0)
     posterior = FMCPE(base, task.simulator).fit(theta, y, seed=0, show_progress_bars=False)
     _, real = task.test_set(40, 0)
@@ -64,6 +80,7 @@ def main():
         _tidy(axes)
     if len(sys.argv) > 1:
         figure.savefig(sys.argv[1], dpi=110)
+    return None
 
 
 def band(axes, at, values, label, color):

@@ -24,7 +24,7 @@ from sensitivity import PROBLEMS
 import fmcpe
 from fmcpe import FMCPE, tasks
 from fmcpe._random import seeded
-from fmcpe.extrapolation import Range
+from fmcpe.in_range import Range
 
 DISTANCES = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0, 200.0, 1000.0)
 FIELDS = (

@@ -38,7 +38,7 @@ from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates import residual_shift, synthetic_likelihood
 from fmcpe.energy import CrossFit, Distances
-from fmcpe.extrapolation import Range, RangeCheck, whitening
+from fmcpe.in_range import Range, RangeCheck, whitening
 from fmcpe.mixture import Mixture
 from fmcpe.nn import estimators
 from fmcpe.nn.directions import Directions

@@ -119,3 +119,10 @@ def posteriors(base, base_with_embedding, pairs):
         return made[kind]
 
     return get
+
+
+def with_pairs_of(problem, rows, other):
+    """A problem with the pairs of some rows, and their simulations, taken from another."""
+    names = [name for name in ("theta", "z", "y", "seen", "x", "x_mean") if getattr(problem, name) is not None]
+    changed = {name: getattr(problem, name).index_copy(0, rows, getattr(other, name)[rows]) for name in names}
+    return replace(problem, **changed)

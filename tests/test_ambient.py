@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import random
+import typing
 import warnings
 
 import numpy as np
@@ -43,13 +44,15 @@ SETTINGS = {
     "float64": double,
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "three threads": lambda: threads(3),
 }
 
 
 def ambient():
     return (
-        torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+        torch.get_default_dtype(), torch.is_grad_enabled(),
+        (torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")), torch.get_num_threads(),
         torch.distributions.Distribution._validate_args, [*warnings.filters], logging.getLogger().level,
         [*logging.getLogger().handlers], torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(),
     )  # fmt: skip
@@ -100,6 +103,28 @@ def test_small_data_are_fitted_with_one_thread_and_images_with_the_callers():
         with _ambient.settled(_ambient.LARGE):
             assert torch.get_num_threads() == 3
         assert torch.get_num_threads() == 3
+
+
+class Watched(torch.nn.Linear):
+    """An embedding that notes how many threads it runs with, but for one or two rows that show its shapes."""
+
+    seen: typing.ClassVar[set[int]] = set()
+
+    def forward(self, x):
+        if len(x) > 2:
+            self.seen.add(torch.get_num_threads())
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+def test_networks_for_small_data_run_with_one_thread_whatever_is_set(pairs):
+    """So that two threads cannot be slower than one."""
+    with threads(3):
+        base = train_npe(simulate, PRIOR, 300, Watched(3, 3), max_num_epochs=1, **QUIET)
+        posterior = FMCPE(base, simulate, recipe=LIGHT).fit(*pairs, **QUIET)
+        draws = posterior.sample((20,), x=pairs[1][0], **QUIET)
+        posterior.log_prob(draws, x=pairs[1][0])
+    assert Watched.seen == {1}
 
 
 def test_gradients_of_the_density_survive(posteriors, pairs):

@@ -1,5 +1,7 @@
 """Input that labs have, and input that must not be misread; the caller's arrays and the library's stay apart."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from conftest import PRIOR, observe, simulate
 from sbi.utils import BoxUniform
 from torch import nn
 
-from fmcpe import FMCPE, FMCPEWarning, Stack, as_base_posterior, candidates, train_npe
+from fmcpe import FMCPE, FMCPEWarning, Stack, as_base_posterior, candidates, load, train_npe
 from fmcpe._arrays import LOSS
 from fmcpe._checks import as_observation, as_pairs, as_tensor
 from fmcpe._simulator import CheckedSimulator
@@ -309,3 +311,16 @@ def test_a_base_posterior_of_nan_is_an_error_and_a_few_are_prior_draws():
     assert torch.equal(theta[~bad], torch.full_like(theta[~bad], 0.5))
     assert torch.allclose(theta[bad].mean((0, 1)), torch.tensor([0.0, 0.5]), atol=0.2)
     assert torch.allclose(theta[bad].std(1).mean(0), torch.tensor([4.0, 1.0]) / 12**0.5, rtol=0.15)
+
+
+def test_a_base_posterior_that_returns_only_infinite_values_is_said():
+    endless = as_base_posterior(lambda x: torch.full((len(x), 2), torch.inf), prior=PRIOR)
+    with pytest.warns(FMCPEWarning, match=r"infinite ones in 40 of 40 cases, .* moved to the edge of the prior"):
+        assert torch.equal(endless.sample(torch.zeros(4, 3), 10), torch.tensor([2.0, 1.0]).expand(4, 10, 2))
+
+
+def test_answers_may_be_edited():
+    posterior = load(Path(__file__).parent / "files" / "format-7.fmcpe")
+    before = dict(posterior.weights)
+    posterior.weights.clear()
+    assert posterior.weights == before

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     if importlib.util.find_spec("bayesflow") is None:
-        pytest.skip("bayesflow is not installed: pip install 'fmcpe[bayesflow]'")
+        pytest.skip("bayesflow is not installed: pip install 'bayesflow>=2'")
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"KERAS_BACKEND": "torch", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -51,6 +52,21 @@ def test_files_and_errors(found):
     assert "posterior=" in found["save_says"] and found["loads"]
     assert "prior=BoxUniform" in found["without_prior"]
     assert "over 2 parameter(s) (gain, mass)" in found["wrong_prior"]
+
+
+@pytest.mark.slow
+def test_the_page_runs(found, tmp_path):
+    page = (HERE.parent / "docs" / "tutorials" / "bayesflow.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M))
+    (tmp_path / "page.py").write_text(code + "\nassert posterior.names == base.names\n")
+    paths = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "page.py"], capture_output=True, text=True, cwd=tmp_path, check=False,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Corrected posterior of amplitude, rate" in done.stdout
+    assert "no density estimator to fine-tune" in done.stdout
 
 
 def test_importing_fmcpe_does_not_import_bayesflow():

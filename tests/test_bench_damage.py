@@ -58,6 +58,28 @@ def test_a_corrupted_page_is_named_with_a_way_on_and_what_is_readable_is_kept(tm
     assert len([p for p in tmp_path.glob("bench.sqlite.damaged-*") if not p.name.endswith(("-wal", "-shm"))]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "to"), [(b'"epochs"', b'"epocis"'), (b'"epochs"', b"\xff" * 8), (b'"energy"', b'"energ\\"')]
+)
+def test_a_cell_that_rots_in_a_page_that_is_whole_is_named_and_salvaged(text, to, tmp_path):
+    with Store(tmp_path) as store:
+        store.add("main", "smoke", UNITS)
+        for unit in UNITS:
+            store.finish(store.claim([unit.id]), Result({"energy": 1.0}, 0.1, {}))
+    path = tmp_path / "bench.sqlite"
+    data = bytearray(path.read_bytes())
+    place = data.rindex(text)
+    data[place : place + len(text)] = to
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="fmcpe bench salvage"), Store(tmp_path) as store:
+        store.rows()
+    assert main(["bench", "salvage", "--out", str(tmp_path)]) == 0
+    with Store(tmp_path) as store:
+        assert 1 <= len(UNITS) - len(store.rows()) <= 2
+        store.add("main", "smoke", UNITS)
+        assert list(store.statuses(unit.id for unit in UNITS).values()).count("waiting") >= 1
+
+
 def test_a_header_that_is_gone_is_named(tmp_path, capsys):
     rot(finished(tmp_path), 0)
     assert main(["bench", "status", "--out", str(tmp_path)]) == 2

@@ -73,7 +73,7 @@ def test_the_paper_preset_has_the_papers_budgets():
     assert {"dpe", "mf-npe", "rope", "j-npe", "fmcpe", "fmcpe-paper"} == {unit.method for unit in units}
     ranks = [unit for unit in plan("sbc", "paper") if unit.kind == "fit"]
     assert {(unit.evaluation.test, unit.evaluation.draws) for unit in ranks} == {(1000, 500)}
-    assert {unit.evaluation for unit in units} == {Evaluation(2000, 100, 3, 5000, 3)}
+    assert {unit.evaluation for unit in units} == {Evaluation(2000, 50, 3, 5000, 3)}
     for preset in ("paper", "quick"):
         fits = [unit for unit in plan("sensitivity", preset) if unit.method == "fmcpe-paper"]
         assert len({unit.recipe for unit in fits}) == 16

@@ -10,8 +10,9 @@ from fmcpe._random import seeded
 from fmcpe.bench import zoo
 from fmcpe.bench.plan import plan
 from fmcpe.bench.results import Results
-from fmcpe.bench.stack import ablation_table, hindsight_table, more_pairs_table, restacked, stack_metrics
+from fmcpe.bench.stack import ablation_table, hindsight_table, more_pairs_table, restacked, stack_metrics, weights_table
 from fmcpe.bench.store import Store
+from fmcpe.bench.work import of_the_fit
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +92,24 @@ def test_candidates_alone_compete_in_hindsight(results, stored):
 def test_more_pairs_are_compared_with_fewer(results):
     (row,) = [row for row in more_pairs_table(zoo.scores(results), results).rows if row[0] == "fmcpe"]
     assert row[1] == "10 to 20" and row[3].startswith("-69.3") and row[4] == "0"
+
+
+def test_every_unit_of_a_stack_records_its_weights(posteriors, tmp_path):
+    found = of_the_fit(posteriors("default"))
+    assert found["weights"] == posteriors("default").weights and found["skipped"] == {} and "weight" in found["summary"]
+    assert "weights" not in of_the_fit(posteriors("npe"))
+    with Store(tmp_path, "") as store:
+        units = plan("main", "smoke")
+        store.add("main", "smoke", units)
+        for unit in units:
+            result = made_up(unit)
+            if unit.method == "fmcpe":
+                result.metrics["weights"] = {"prior": 0.25, "fine_tuned": 0.75}
+            store.claim([unit.id])
+            store.finish(unit.id, result)
+    results = Results.read(tmp_path)
+    table = weights_table(results, "main")
+    assert table.header == ["task", "pairs", "fits", "prior", "fine_tuned"]
+    assert len(table.rows) == len({(u.task, u.pairs) for u in units if u.method == "fmcpe"})
+    assert all((float(row[3]), float(row[4])) == (0.25, 0.75) for row in table.rows)
+    assert weights_table(results, "ablation") is None

@@ -178,6 +178,10 @@ def test_an_sbi_posterior_needs_trust(base, tmp_path, monkeypatch, capsys):
     fit = ["fit", "--posterior", "posterior.pkl", "--calibration", "pairs.csv", "--names", "offset,gain"]
     assert main(fit) == 2
     assert "can run any code" in capsys.readouterr().err
+    with open("other.pkl", "wb") as file:
+        pickle.dump({"theta": 1}, file)
+    assert main(["fit", "--posterior", "other.pkl", "--trust-pickle", "--calibration", "pairs.csv"]) == 2
+    assert "in other.pkl, got a dict" in capsys.readouterr().err
     assert main([*fit, "--trust-pickle"]) == 0
     np.savetxt("y.csv", rows[:2, 2:], delimiter=",", header="a,b,c", comments="")
     sample = ["sample", "model.fmcpe", "--observations", "y.csv", "-n", "5"]

@@ -201,7 +201,7 @@ def test_the_cosine_schedule_ends_at_zero(base, pairs, monkeypatch):
 
 
 def test_divergence_is_an_error_not_a_posterior(base, pairs):
-    hopeless = Paper(epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e12)
+    hopeless = Paper(epochs=3, steps=4, hidden=16, blocks=1, learning_rate=1e6, clip=1e6)
     with pytest.raises(RuntimeError, match="diverged"):
         fit(base, pairs, recipe=hopeless)
 

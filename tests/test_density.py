@@ -36,9 +36,10 @@ def test_density_integrates_to_one(posteriors, kind):
     assert float(log_prob.exp().sum() * cell) == pytest.approx(1, abs=0.03)
 
 
+# "npe" is the candidate `Uncorrected`.
 # The draws of x̃ of "x-only" are those of "joint"; `test_mixture_over_x_is_a_mean_of_densities` has its density.
 @pytest.mark.parametrize(
-    "kind", ["joint", pytest.param("x-only", marks=pytest.mark.nightly), "theta-only", "default", *CANDIDATES]
+    "kind", ["joint", pytest.param("x-only", marks=pytest.mark.nightly), "theta-only", "default", "npe", *CANDIDATES]
 )
 def test_density_is_that_of_the_draws(posteriors, kind, monkeypatch):
     """Probability of each quadrant about the median, by draws and by the integral of the density."""

@@ -1,5 +1,6 @@
 """Files from elsewhere: sizes that lie, damage, every format, mutations at random, and disks that fail."""
 
+import argparse
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from file_edits import edit
 
 import fmcpe
 from fmcpe import _disk
+from fmcpe.cli import init
+from fmcpe.diagnostics.report import page
 
 FILES = Path(__file__).parent / "files"
 NEWEST = FILES / "format-7.fmcpe"
@@ -76,6 +80,38 @@ def test_wrong_sizes_are_refused_before_they_take_memory(what, tmp_path):
         fmcpe.load(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kB"
     assert time.process_time() - started < 10
+
+
+def giant(content):
+    """A file that is much longer than its tensors, most of it a hole."""
+    return content, 600_000_000
+
+
+def bomb(content):
+    """A header of a million empty lists, which take twenty times their length in memory."""
+    header = b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0,0],"x":[' + b"[]," * 9_000_000 + b"0]}}"
+    return len(header).to_bytes(8, "little") + header, 0
+
+
+def manifest_bomb(content):
+    """The same in the manifest, which is a text of the header; its brackets are escaped there."""
+    text = '{"format":7,"x":[' + "[]," * 2_000_000 + "0]}"
+    header = ('{"__metadata__":{"fmcpe":' + json.dumps(text).replace("[", "\\u005b") + "}}").encode()
+    return len(header).to_bytes(8, "little") + header, 0
+
+
+@pytest.mark.parametrize("make", [giant, bomb, manifest_bomb], ids=lambda make: make.__name__)
+def test_long_files_are_refused_before_they_take_memory(make, tmp_path):
+    path = tmp_path / "run.fmcpe"
+    content, length = make(NEWEST.read_bytes())
+    with path.open("wb") as file:
+        file.write(content)
+        file.truncate(max(length, len(content)))
+    del content
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(fmcpe.FileError, match=r"^Expected a whole file .*(more or fewer bytes|more values)"):
+        fmcpe.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kB"
 
 
 def test_networks_larger_than_their_weights_are_refused_while_they_are_built():
@@ -153,6 +189,37 @@ def test_a_disk_that_fails_leaves_the_old_file_and_nothing_else(posterior, tmp_p
         posterior.save(path)
     assert refused.value.errno == number
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
+
+
+WRITERS = {
+    "run.fmcpe": lambda posterior, path: posterior.save(path),
+    "draws.csv": lambda posterior, path: posterior.draws(20, x=Y).save(path),
+    "draws.npz": lambda posterior, path: posterior.draws(20, x=Y).save(path),
+    "report.html": lambda posterior, path: posterior.report(path),
+    "example": lambda posterior, path: init.run(argparse.Namespace(folder=path, pairs=5, seed=0)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_whatever_is_written_a_full_disk_leaves_the_old_file_and_nothing_else(name, posterior, tmp_path, monkeypatch):
+    path, calls = tmp_path / name, []
+    monkeypatch.setattr(page, "gather", lambda *_, **__: SimpleNamespace(numbers=dict))
+    monkeypatch.setattr(page, "html_of", lambda _: "a page")
+    path.mkdir() if name == "example" else path.write_bytes(b"old")
+    real = os.write
+
+    def full(*arguments):
+        calls.append(arguments)
+        if name == "example" and len(calls) < 3:
+            return real(*arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("fmcpe._disk.os.write", full)
+    with pytest.raises(OSError, match=r"Expected to write .*Nothing was changed. Free space"):
+        WRITERS[name](posterior, path)
+    monkeypatch.undo()
+    assert [each.name for each in tmp_path.rglob("*")] == [name]
+    assert name == "example" or path.read_bytes() == b"old"
 
 
 def test_a_file_larger_than_the_system_allows(posterior, tmp_path):

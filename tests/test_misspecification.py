@@ -14,7 +14,7 @@ from fmcpe import FMCPE, candidates
 from fmcpe._random import seeded
 from fmcpe.diagnostics import conditional_test, marginal_test, misspecification
 from fmcpe.diagnostics.misspecification import parameter_shifts
-from fmcpe.extrapolation import whitening
+from fmcpe.in_range import whitening
 
 MIXING = torch.linspace(-1.5, 2.0, 10).reshape(2, 5)
 

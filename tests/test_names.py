@@ -153,3 +153,8 @@ def test_units_of_a_prior_file_reach_summaries_reports_files_and_tables(base, pa
         fmcpe.read_prior(tmp_path / "prior.toml")
     with pytest.raises(ValueError, match="2 unit"):
         FMCPE(base, simulate, units=["mm"])
+    for wrong in ({"offset": "mm", "gain": "V"}, {"mm", "V"}, "mV"):
+        with pytest.raises(TypeError, match="list of 2 unit"):
+            FMCPE(base, simulate, units=wrong)
+        with pytest.raises(TypeError, match="list of 2 name"):
+            FMCPE(base, simulate, names=wrong)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PRIOR, SMALL, observe, simulate
+from conftest import PRIOR, SMALL, observe, simulate, with_pairs_of
 
 from fmcpe import FMCPE, FMCPEWarning, candidates
 from fmcpe._random import seeded
@@ -65,7 +65,7 @@ def test_training_rows_depend_on_nothing_inside_the_fold(base):
         for k, rows in enumerate(parts):
             outside = (split != k).nonzero()[:, 0]
             assert 5 not in rows and set(rows.tolist()) <= set(outside.tolist()) and len(rows) >= len(outside) - 2
-            changed = here.replaced((split == k).nonzero()[:, 0], there)
+            changed = with_pairs_of(here, (split == k).nonzero()[:, 0], there)
             assert torch.equal(plausible_rows(changed, outside), rows)
 
 

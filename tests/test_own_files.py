@@ -272,6 +272,14 @@ def test_other_wrong_files_are_named(tmp_path):
     np.savez(tmp_path / "c.npz", theta=THETA[:2], y=Y)
     with pytest.raises(ValueError, match="got 2 and 3"):
         read_pairs(tmp_path / "c.npz", NAMES)
+    np.savez(tmp_path / "d.npz", parameters=THETA, readings=Y)
+    with pytest.raises(ValueError, match=r"d.npz, got no 'mass' among parameters, readings. Write arrays: numpy.savez"):
+        read_pairs(tmp_path / "d.npz", NAMES)
+    path = write_csv(tmp_path / "e.csv", ["Mass", "length", "r"], [[1, 2, 3]])
+    with pytest.raises(ValueError, match=r"no 'mass' among Mass, length, r. Rename 'Mass'"):
+        read_pairs(path, NAMES)
+    with pytest.raises(ValueError, match=r"no names yet.* --names Mass,length"):
+        read_pairs(path, ["theta[0]", "theta[1]"])
 
 
 def test_observations_are_matched_by_name_and_may_have_labels(tmp_path):

@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal
 
 from fmcpe import FMCPE, FMCPEWarning, Stack, candidates
 from fmcpe._random import seeded
-from fmcpe.extrapolation import Range
+from fmcpe.in_range import Range
 from fmcpe.spaces import ParameterSpace
 from fmcpe.spread import share_needed, spreads
 

@@ -80,6 +80,15 @@ def test_a_simulator_that_always_fails_is_given_up_soon():
     assert len(calls) < 200
 
 
+def test_a_simulator_without_return_and_a_stack_of_which_nothing_can_be_fitted():
+    with pytest.raises(TypeError, match=r"got None\. End it with return x"):
+        train_npe(lambda theta: None, PRIOR, 100, **SHORT)
+    theta = PRIOR.sample((10,))
+    method = FMCPE(lambda x: PRIOR.sample((len(x),)), simulate, PRIOR, recipe=Stack([candidates.FineTuned()]))
+    with pytest.raises(ValueError, match=r"got none \(fine_tuned: .*Add Uncorrected\(\)"):
+        method.fit(theta, observe(theta), **FIT)
+
+
 def test_other_errors_of_a_simulator_pass_through():
     def wrong(theta):
         return theta.no_such_thing

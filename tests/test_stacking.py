@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate
+from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate, with_pairs_of
 
 from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, metrics
 from fmcpe._random import seeded
@@ -16,7 +16,7 @@ from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.candidates.base import Posterior, split_rows
 from fmcpe.candidates.joint_flow import JointFlowed, tiled
 from fmcpe.energy import CrossFit, Distances, effective_number
-from fmcpe.extrapolation import Range
+from fmcpe.in_range import Range
 from fmcpe.mixture import Mixture, Recalibrated, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
 from fmcpe.stacking import cross_fit, stack_weights, training_rows
@@ -67,7 +67,7 @@ def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embeddi
     with seeded(2):
         folds = split_pairs(here.theta, 3, 1)
     inside = (folds[0] == 1).nonzero()[:, 0]
-    changed = here.replaced(inside, there)
+    changed = with_pairs_of(here, inside, there)
     assert not torch.equal(changed.y, here.y) and torch.equal(changed.y[folds[0] == 0], here.y[folds[0] == 0])
     asked = there.y[inside]
     draws = []

@@ -4,20 +4,25 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import fields
+from dataclasses import fields, replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from conftest import PRIOR, observe, simulate
+from conftest import PRIOR, SMALL, observe, simulate
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import fmcpe
 from fmcpe import FMCPE, Stack, candidates, diagnostics
+from fmcpe.diagnostics.calibration import PASSED
 from fmcpe.diagnostics.cross_validated import calibration_of_draws
 from fmcpe.diagnostics.report import figures
 from fmcpe.diagnostics.report.content import LEVELS, Content
 from fmcpe.diagnostics.report.sections import SECTIONS
+from fmcpe.diagnostics.report.verdict import judge
+from fmcpe.record import Note
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -101,6 +106,35 @@ def test_numbers_beside_the_page(written):
     low, middle, high = torch.tensor(found["observations"]["quantiles_5_50_95"])
     assert bool((low < middle).all()) and bool((middle < high).all())
     assert len(found["coverage"]["levels"]) == len(found["coverage"][found["names"][0]])
+
+
+def test_settings_are_those_of_the_fit(written):
+    posterior, path = written
+    found = json.loads(path.with_suffix(".json").read_text())["settings"]
+    assert found["recipe"]["kind"] == "Stack" and found["recipe"]["folds"] == SMALL.folds
+    assert found["recipe"]["out_of_range"] == SMALL.out_of_range and found["seed"] == 0
+    assert set(found["candidates"]) >= set(posterior.weights)
+    assert "seed 0" in path.read_text() and f"folds {SMALL.folds}" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("coverage", "refute it"), ("information", "better than the prior"), ("design", "with care")]
+)
+def test_the_headline_names_the_reason(posteriors, kind, word):
+    posterior = posteriors("default")
+    record = replace(posterior.record, notes=(Note(kind, "..."),))
+    found = replace(diagnostics.calibration(posterior), sbc=SimpleNamespace(verdicts=(PASSED,)))
+    assert word in judge(record, found, []).headline
+
+
+def test_a_far_observation_does_not_squeeze_the_map():
+    generator = torch.Generator().manual_seed(0)
+    seen, simulated = (torch.randn(n, 2, generator=generator).numpy() for n in (30, 200))
+    asked = np.array([[0.0, 0.0], [1e6, -1e6]])
+    (axes,) = figures.plane(seen, simulated, asked).axes
+    assert axes.get_xlim()[1] < 10 and axes.get_ylim()[0] > -10
+    drawn = axes.collections[-1].get_offsets()
+    assert tuple(drawn[0]) == (0.0, 0.0) and tuple(drawn[1]) == (axes.get_xlim()[1], axes.get_ylim()[0])
 
 
 def test_a_learning_curve_is_drawn(posteriors, base, pairs, tmp_path):

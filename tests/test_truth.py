@@ -77,6 +77,22 @@ def test_the_default_recipe_comes_close_to_the_exact_posterior(gaussian, seed):
     assert bool((covered > 0.9 - band).all()) and bool((covered < 0.99).all())  # an ensemble is rather too wide
 
 
+@pytest.mark.nightly
+def test_more_pairs_are_not_worse(gaussian):
+    """Nested sets of 20, 50, 100 and 200 pairs: no step raises the energy score by more than its noise over three sets."""
+    task, base = gaussian
+    theta, y = task.test_set(500, 0)
+    scores = torch.empty(3, 4)
+    for seed in range(3):
+        for k, number in enumerate((20, 50, 100, 200)):
+            pairs = task.calibration_set(number, seed)
+            posterior = FMCPE(base, task.simulator).fit(*pairs, seed=seed, show_progress_bars=False)
+            z = posterior.space.to_z(posterior.sample_batched((200,), x=y, seed=0, show_progress_bars=False))
+            scores[seed, k] = metrics.energy_score(z, posterior.space.to_z(theta))
+    steps = scores.log().diff(dim=1)
+    assert bool((steps.mean(0) < 2 * steps.std(0) / 3**0.5 + 0.02).all()), scores
+
+
 def test_no_misspecification_no_harm(gaussian):
     """Y from the simulator itself, 200 pairs: C2ST to the exact posterior is worse by at most 0.05, mean of three sets."""
     task, base = gaussian

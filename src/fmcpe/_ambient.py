@@ -31,7 +31,7 @@ def _set(dtype: torch.dtype, threads: int) -> None:
 
 
 class settled(Restoring):  # noqa: N801
-    """Single precision, gradients possible, and one thread where observations are small; then the caller's settings.
+    """Single precision without autocast, gradients possible, one thread where observations are small; then the caller's.
 
     Args:
         numbers: In one observation; None leaves the number of threads alone.
@@ -49,6 +49,9 @@ class settled(Restoring):  # noqa: N801
         _Caller.settings = _Caller.settings or self._before
         if torch.is_inference_mode_enabled():
             self._modes.enter_context(torch.inference_mode(False))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self._modes.enter_context(torch.autocast(device, enabled=False))
         small = self.numbers is not None and self.numbers < LARGE
         _set(torch.float32, 1 if small else self._before[1])
 

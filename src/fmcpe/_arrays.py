@@ -1,4 +1,4 @@
-"""Users' arrays as tensors: always a copy, never a guess.
+"""Conversion of users' arrays to tensors: always a copy, and no silent conversion.
 
 Masked values, complex numbers, and double precision that single precision would round away are refused.
 """
@@ -16,7 +16,7 @@ LOSS = 0.01
 
 
 class UnreadableError(ValueError):
-    """Numbers that must not be converted silently; the message has the second and third part of an error."""
+    """Numbers that must not be converted silently; the message holds the second and third part of an error."""
 
 
 def as_numbers(
@@ -47,13 +47,26 @@ def as_numbers(
         return tensor.detach().to(device=device, dtype=dtype, copy=True)
 
 
+def returned_numbers(value: Any, source: str, device: Any, rows: int | None = None) -> Tensor:
+    """The output of a user's function as a tensor; masked values are NaN. `source` names the function in errors."""
+    try:
+        return as_numbers(value, torch.float32, device, masked_as_nan=True, rows=rows)
+    except UnreadableError as error:
+        raise ValueError(f"Expected real numbers from {source}, {error}.") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"Expected {source} to return a tensor or array of numbers, got a {type(value).__name__}. Return "
+            "torch.as_tensor(...)."
+        ) from error
+
+
 _COMPLEX = (
     "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
 )
 
 
 def _as_array(value: Any, masked_as_nan: bool) -> Any:
-    """A writeable, contiguous array of native numbers that torch knows."""
+    """A writeable, contiguous array of a dtype that torch supports."""
     if isinstance(value, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):

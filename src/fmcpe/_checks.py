@@ -53,7 +53,7 @@ def as_tensor(
 
 
 def _which_rows(bad: Tensor, most: int = 5) -> str:
-    """The numbers of the rows that are marked, in words."""
+    """Row numbers of the marked values, for an error."""
     if bad.ndim == 0 or len(bad) < 2:
         return ""
     rows = bad.reshape(len(bad), -1).any(1).nonzero()[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, synchronised, then renamed.
+"""Atomic writes: a temporary file in the same folder is synchronised, then renamed.
 
 A process that is killed leaves the old file, and perhaps a temporary one. The next write to the same place removes those that
 are older than `STALE` seconds; younger ones may belong to another process.
@@ -6,6 +6,7 @@ are older than `STALE` seconds; younger ones may belong to another process.
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
 import time
@@ -46,7 +47,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def cannot_write(path: Path, error: OSError, size: int) -> OSError:
-    """The same error in words that say what to do."""
+    """The same error with advice."""
     words = (
         f"Expected to write {size / 1e6:.1f} MB to {path}, got: {error.strerror or error}. Nothing was changed. Free space, or "
         "choose a folder that you may write to."
@@ -61,12 +62,7 @@ def _write(handle: int, content: bytes) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    for left in path.parent.glob(f".{glob_escape(path.name)}.*.tmp"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
-
-
-def glob_escape(name: str) -> str:
-    """The pattern that matches `name` alone."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

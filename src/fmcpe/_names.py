@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 Names = tuple[str, ...]
+_UNORDERED = (str, Mapping, Set)
+"""What can be iterated over, but is no list with one entry per parameter: a dict would give its keys."""
 
 
 def columns_of(value: Any) -> Names | None:
@@ -24,7 +26,7 @@ def as_names(names: Any, dim: int) -> Names:
     advice = (
         f"Pass e.g. names=[{', '.join(f'{chr(34)}{name}{chr(34)}' for name in ('mass', 'length', 'damping')[:dim])}]"
     )
-    if isinstance(names, str) or not isinstance(names, Iterable):
+    if isinstance(names, _UNORDERED) or not isinstance(names, Iterable):
         raise TypeError(f"Expected a list of {dim} name(s), got {names!r}. {advice}.")
     found = tuple(str(name).strip() for name in names)
     if len(found) != dim or len(set(found)) < dim or not all(found):
@@ -35,8 +37,8 @@ def as_names(names: Any, dim: int) -> Names:
 
 
 def as_units(units: Any, dim: int) -> Names:
-    """One unit per parameter, an empty text for none."""
-    if isinstance(units, str) or not isinstance(units, Iterable):
+    """One unit per parameter, an empty string for none."""
+    if isinstance(units, _UNORDERED) or not isinstance(units, Iterable):
         raise TypeError(
             f'Expected a list of {dim} unit(s), got {units!r}. Pass e.g. units=["kg", ""], or leave units out.'
         )

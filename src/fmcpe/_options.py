@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from reprlib import Repr
 from typing import Any
@@ -56,11 +56,11 @@ def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
 
 
 def check_options(options: Any, limits: Mapping[str, Limits] | None = None, largest: float = math.inf) -> None:
-    """Refuse fields of a dataclass that are not of their default's kind; numbers become Python's.
+    """Refuse fields of a dataclass whose type differs from that of their default; numbers are converted to Python's types.
 
     Args:
-        options: The dataclass. Defaults that are no numbers, and neither True nor False, are not checked.
-        limits: Of some fields. Whole numbers start at 1 otherwise, and others are positive.
+        options: The dataclass. Only booleans and numbers are checked.
+        limits: Limits of some fields. By default, integers are at least 1 and other numbers positive.
         largest: Upper limit of the other numbers.
     """
     for field in fields(options):
@@ -82,8 +82,25 @@ def check_options(options: Any, limits: Mapping[str, Limits] | None = None, larg
 
 
 def check_whole_numbers(options: Any, name: str, most: int, example: str, least: int = 0) -> None:
-    """Refuse a field that is no tuple or list of `least` or more whole numbers from 1 to `most`; it becomes a tuple."""
+    """Refuse a field that is no list of `least` or more integers from 1 to `most`; it is converted to a tuple."""
     value = getattr(options, name)
     ok = isinstance(value, tuple | list) and len(value) >= least and all(is_whole(each, 1, most) for each in value)
     check_option(options, name, ok, f"a tuple of whole numbers from 1 to {most}, such as {example}")
     object.__setattr__(options, name, tuple(map(int, value)))
+
+
+def settings_of(options: Any) -> dict[str, Any]:
+    """Numbers, texts and tuples of them among the fields of a dataclass, and its ``kind``; ``{}`` for other objects."""
+    if not is_dataclass(options) or isinstance(options, type):
+        return {}
+    found = {each.name: getattr(options, each.name) for each in fields(options)}
+    kept = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items() if _is_plain(value)
+    }
+    return {"kind": type(options).__name__} | kept
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 _FORMAT = "{desc}: {percentage:3.0f} %|{bar}| {elapsed} elapsed, {remaining} left"
 _outer: ContextVar[tuple[Progress, float, float] | None] = ContextVar("outer progress", default=None)
-"""The bar of the step that runs now, and which part of it: from where, and how much."""
+"""The bar of the running step, and its current part: start and amount."""
 
 
 class _Bar(tqdm):
@@ -39,8 +39,8 @@ class Progress:
     """The progress of one step, a context manager.
 
     Args:
-        total: How much there is to do.
-        text: What is done, e.g. ``"simulating"``.
+        total: Amount of work.
+        text: Description, e.g. ``"simulating"``.
         show: Whether to show it at all.
     """
 
@@ -62,13 +62,13 @@ class Progress:
             self._bar.close()
 
     def update(self, amount: float = 1.0) -> None:
-        """So much more is done."""
+        """Advance by `amount`."""
         self.done += amount
         self._move(self.done)
 
     @contextmanager
     def part(self, amount: float) -> Iterator[None]:
-        """What runs inside is so much of this step; its own progress moves this bar."""
+        """The block inside is `amount` of this step; its own progress moves this bar."""
         token = _outer.set((self, self.done, amount))
         try:
             yield
@@ -85,7 +85,7 @@ class Progress:
 
 
 def advance(amount: float = 1.0) -> None:
-    """So much more is done of the part that runs now, in the units of its bar."""
+    """Advance the running part by `amount`, in the units of its bar."""
     now = _outer.get()
     if now is not None:
         outer, start, size = now

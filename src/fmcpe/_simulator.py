@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._ambient import user_code
-from fmcpe._arrays import UnreadableError, as_numbers
+from fmcpe._arrays import returned_numbers
 from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
 from fmcpe._options import is_positive
@@ -31,18 +31,18 @@ class CheckedSimulator:
         batch_size: Rows per call; all at once if None.
         timeout: Seconds that one call may take; no limit if None.
 
-    It is given a copy of θ, so that it may change its argument, and runs with the caller's default dtype and threads.
+    It gets a copy of θ, so it may modify its argument, and runs with the caller's default dtype and threads.
 
     Attributes:
-        tried: Rows of `attempt` so far.
-        failed: Of these, rows that failed.
-        first: θ of the first one that failed, and why, in words.
+        tried: Number of rows simulated by `attempt`.
+        failed: Number of these that failed.
+        first: θ of the first failure, and its reason.
     """
 
     retries = 20
-    """How often a row that failed is simulated again where one is needed."""
+    """Attempts to repeat a failed row where a simulation is needed."""
     patience = 50
-    """Rows that fail before any succeeds: beyond them, the simulator fails everywhere."""
+    """Failed rows without a success after which the simulator is taken to fail everywhere."""
 
     def __init__(
         self,
@@ -180,18 +180,14 @@ class CheckedSimulator:
         return parts
 
     def _checked(self, out: Any, theta: Tensor) -> Tensor:
-        """What the simulator returned, as a tensor (N, ...)."""
+        """The output of the simulator as a tensor (N, ...)."""
         number = theta.shape[0]
-        try:
-            # a copy: simulators may return the same buffer again and again
-            x = as_numbers(out, torch.float32, theta.device, masked_as_nan=True, rows=20)
-        except UnreadableError as error:
-            raise ValueError(f"Expected real numbers from the simulator, {error}.") from error
-        except (TypeError, ValueError, RuntimeError) as error:
+        if out is None:
             raise TypeError(
-                f"Expected the simulator to return a tensor or array of numbers, got a {type(out).__name__}. Return "
-                "torch.as_tensor(...)."
-            ) from error
+                "Expected the simulator to return a tensor or array of numbers, got None. End it with return x."
+            )
+        # a copy: simulators may return the same buffer again and again
+        x = returned_numbers(out, "the simulator", theta.device, rows=20)
         if x.shape == (number,):
             x = x[:, None]
         fits = x.ndim >= 2 if self.shape is None else x.shape[1:] == self.shape

@@ -18,7 +18,7 @@ import time
 from fmcpe._interrupts import Restoring, deliver
 
 PATIENCE = 1.0
-"""Seconds that a thread has to wait inside of its simulator before its turn is lent."""
+"""Seconds that a thread waits inside its simulator before its turn is lent."""
 _WAITS = ("threading.py", "queue.py", "selectors.py", "multiprocessing", "concurrent", "asyncio", "joblib")
 
 

@@ -1,4 +1,4 @@
-"""Energy scores of mixtures, from cross-validated draws: a quadratic form of mean distances, pair by pair."""
+"""Energy scores of mixtures: a quadratic form of mean distances between cross-validated draws; weights that minimise it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from fmcpe.candidates.base import Posterior
 
 FAR = 1e6
-"""Numerical guard: a draw farther out, in prior standard deviations, counts as this far, because
-the squares of larger ones overflow in single precision."""
+"""Numerical guard: draws are clipped to this distance, in prior standard deviations, because squares of larger ones overflow in
+single precision."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class CrossFit:
 
     Args:
         members: The fitted posteriors.
-        draws: Draws for each pair from members that have not seen it, (N, R, S, p).
-        seconds: Time of the fits.
+        draws: Draws for each pair from members that were not trained on it, (N, R, S, p).
+        seconds: Fit time.
     """
 
     members: Sequence[Posterior]
@@ -32,7 +32,7 @@ class CrossFit:
 
 @dataclass(frozen=True)
 class Distances:
-    """Mean distances, pair by pair, that the energy score of any mixture is made of.
+    """Mean distances, pair by pair, that determine the energy score of any mixture.
 
     Args:
         to_truth: a, of each candidate's draws to the truth, (K, N).
@@ -61,6 +61,67 @@ class Distances:
     def scores(self, weights: Tensor) -> Tensor:
         """Energy score of a mixture on each pair, (N,)."""
         return weights @ self.to_truth - 0.5 * torch.einsum("k,l,kln->n", weights, weights, self.between)
+
+
+def stack_weights(
+    distances: Distances, preference: Tensor, pseudo_count: float, pairs: float, importance: Tensor | None = None
+) -> Tensor:
+    r"""Weights of the mixture that minimise the cross-validated energy score.
+
+        ES(w)/s - (β·w + α Σ_k log w_k)/N,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score
+
+    The energy score is convex in w for exact D; negative curvature, which finite draws can give, is removed. Solved by Newton's
+    method with backtracking, on the simplex.
+
+    Args:
+        distances: a and D, pair by pair.
+        preference: β, (K,), in units of s per pair.
+        pseudo_count: α, positive, the same for all candidates.
+        pairs: N, the number of pairs that count as independent.
+        importance: Weight of each pair, (N,), of mean one; equal if None.
+
+    Returns:
+        w, (K,), positive, summing to one.
+    """
+    to_truth, between = distances.to_truth.double(), distances.between.double()
+    if importance is not None:
+        to_truth, between = to_truth * importance, between * importance
+    a, d = to_truth.mean(1), between.mean(2)
+    scale = float((a - 0.5 * d.diagonal()).min().clamp_min(1e-12))
+    curvature, slope, barrier = _convex(-d) / scale, a / scale - preference.double() / pairs, pseudo_count / pairs
+
+    def objective(w: Tensor) -> float:
+        return float(w @ slope + 0.5 * w @ curvature @ w - barrier * w.log().sum())
+
+    w = torch.full_like(a, 1 / len(a))
+    for _ in range(200):
+        gradient = slope + curvature @ w - barrier / w
+        step = _newton_step(curvature + (barrier / w.square()).diag(), gradient)
+        decrement = -float(gradient @ step)
+        if decrement < 1e-12:
+            break
+        ratio = (-w / step)[step < 0]
+        length = min(1.0, 0.99 * float(ratio.min())) if len(ratio) else 1.0
+        before = objective(w)
+        while objective(w + length * step) > before - 1e-4 * length * decrement and length > 1e-12:
+            length /= 2
+        w = (w + length * step).clamp_min(1e-300)
+        w = w / w.sum()
+    return w.to(distances.to_truth)
+
+
+def _convex(matrix: Tensor) -> Tensor:
+    """The matrix without its negative curvature on vectors that sum to zero."""
+    number = len(matrix)
+    centre = torch.eye(number, dtype=matrix.dtype, device=matrix.device) - 1 / number
+    values, vectors = torch.linalg.eigh(centre @ matrix @ centre)
+    return matrix - (vectors * values.clamp_max(0.0)) @ vectors.T
+
+
+def _newton_step(hessian: Tensor, gradient: Tensor) -> Tensor:
+    """The Newton step on the simplex: its entries sum to zero."""
+    solved = torch.linalg.solve(hessian, torch.stack([gradient, torch.ones_like(gradient)], dim=1))
+    return solved[:, 1] * (solved[:, 0].sum() / solved[:, 1].sum()) - solved[:, 0]
 
 
 def of_mean_one(importance: Tensor) -> Tensor:

@@ -1,19 +1,17 @@
-"""Exports of a corrected posterior: ArviZ, pandas, and simulations for a predictive check."""
+"""Outputs of a corrected posterior: files, reports, ArviZ, pandas, and simulations for a predictive check."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fmcpe._checks import as_tensor
 from fmcpe._random import derive, seeded
-from fmcpe.io.draws import attributes_of
-from fmcpe.io.tables import Array, optional
+from fmcpe.io.columns import Array
+from fmcpe.io.draws import Draws, inference_data, variables
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.predictive import PredictiveCheck
@@ -21,10 +19,48 @@ if TYPE_CHECKING:
 
 
 class Exports:
-    """Methods of `CorrectedPosterior` for other tools."""
+    """Methods of `CorrectedPosterior` for files, reports and other tools."""
 
     simulator: Callable[[Tensor], Any] | None = None
-    """That of the fit; files do not contain it."""
+    """The simulator of the fit; files do not contain it."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write one file that `fmcpe.load` reads; see `fmcpe.serialization.files`."""
+        from fmcpe.serialization.files import save
+
+        return save(cast("CorrectedPosterior", self), path)
+
+    def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
+        """Write the trust report: one HTML file on how far to trust this posterior, and why, and a JSON file with its numbers.
+
+        Args:
+            path: The HTML file; the numbers go to the same name with ``.json``.
+            x: Real observations to include, (B, ...).
+            learning_curve: Result of `fmcpe.diagnostics.learning_curve`, if it was computed.
+            seed: Seed of bootstrap, permutations and draws.
+        """
+        from fmcpe.diagnostics.report import write_report
+
+        return write_report(cast("CorrectedPosterior", self), path, x, learning_curve, seed=seed)
+
+    def _repr_html_(self) -> str:
+        from fmcpe.diagnostics.report import short_html
+
+        return short_html(cast("CorrectedPosterior", self))
+
+    def draws(
+        self, num_samples: int = 1000, x: Any = None, *, labels: Sequence[str] | None = None, seed: int | None = None
+    ) -> Draws:
+        """Draws with the parameters' names, for tables, files (csv, npz, netCDF), pandas and ArviZ.
+
+        Args:
+            num_samples: Draws for each observation.
+            x: One real observation or a batch, (B, ...); the default one if None.
+            labels: Labels of the observations; 1, 2, ... if None.
+            seed: Makes the draws reproducible.
+        """
+        posterior = cast("CorrectedPosterior", self)
+        return Draws.of(posterior, posterior._observations(x)[0], num_samples, labels, seed)
 
     def predictive(
         self,
@@ -38,9 +74,9 @@ class Exports:
 
         Args:
             x: The real observation; the default one if None.
-            simulator: ``theta (N, p) -> x (N, ...)``; by default that of the fit, which a file does not contain.
-            num_samples: Draws, with one simulation at each.
-            seed: Of draws and simulations.
+            simulator: ``theta (N, p) -> x (N, ...)``; by default the one of the fit, which files do not contain.
+            num_samples: Number of draws, each with one simulation.
+            seed: Seed of draws and simulations.
         """
         from fmcpe.diagnostics.predictive import predictive
 
@@ -59,11 +95,11 @@ class Exports:
         Args:
             x: One real observation or a batch, (B, ...); the default one if None.
             num_samples: Draws for each observation.
-            labels: Of the observations; 1, 2, ... if None.
+            labels: Labels of the observations; 1, 2, ... if None.
             seed: Makes the draws reproducible.
         """
         posterior = cast("CorrectedPosterior", self)
-        y, one = _observations(posterior, x)
+        y, one = posterior._observations(x)
         frame = posterior.draws(num_samples, y, labels=labels, seed=seed).to_dataframe()
         return frame[list(posterior.names)] if one else frame
 
@@ -80,18 +116,18 @@ class Exports:
         """Draws for ArviZ: a DataTree since ArviZ 1, InferenceData before.
 
         Groups: ``posterior`` with a variable per parameter, ``prior`` (draws of the target prior), ``observed_data`` (y), and
-        ``posterior_predictive`` on demand. Draws are independent, so that chains are only parts of them: every R̂ is 1.
+        ``posterior_predictive`` on demand. Draws are independent; chains only divide them, so every R̂ is 1.
 
         Args:
             x: One real observation, or a batch (B, ...), which adds the dimension ``observation``; the default one if None.
             num_samples: Draws in each chain, for each observation.
             chains: Number of chains.
             predictive: Whether to simulate at each draw: True with the simulator of the fit, or a simulator.
-            labels: Of the observations; 1, 2, ... if None.
-            seed: Of all draws.
+            labels: Labels of the observations; 1, 2, ... if None.
+            seed: Seed of all draws.
         """
         posterior = cast("CorrectedPosterior", self)
-        y, one = _observations(posterior, x)
+        y, one = posterior._observations(x)
         if chains < 1 or num_samples < 1:
             raise ValueError(
                 f"Expected at least one chain and one draw, got {chains} and {num_samples}. Leave chains out."
@@ -100,21 +136,14 @@ class Exports:
         with seeded(derive(seed, "prior")):
             # one dimension, as sbi's priors of mixed families want it
             prior = posterior.shared.target_prior.sample(torch.Size((num_samples,)))[None].cpu().numpy()
-        theta = draws.theta.reshape(len(y), chains, num_samples, -1).transpose(
-            1, 2, 0, 3
-        )  # (chain, draw, observation, p)
+        # (chain, draw, observation, p)
+        theta = draws.theta.reshape(len(y), chains, num_samples, -1).transpose(1, 2, 0, 3)
         dims = ("chain", "draw") if one else ("chain", "draw", "observation")
         axes = [f"y_dim_{k}" for k in range(len(posterior.observation_shape))]
         observed, where = (y[0], axes) if one else (y, ["observation", *axes])
         groups: dict[str, dict[str, tuple[Any, ...]]] = {
-            "posterior": {
-                n: (dims, theta[..., 0, k] if one else theta[..., k], attributes_of(posterior.units, k))
-                for k, n in enumerate(posterior.names)
-            },
-            "prior": {
-                n: (("chain", "draw"), prior[..., k], attributes_of(posterior.units, k))
-                for k, n in enumerate(posterior.names)
-            },
+            "posterior": variables(posterior.names, posterior.units, dims, theta[:, :, 0] if one else theta),
+            "prior": variables(posterior.names, posterior.units, ("chain", "draw"), prior),
             "observed_data": {"y": (where, observed.cpu().numpy())},
         }
         if predictive is not False:
@@ -123,7 +152,7 @@ class Exports:
                 "y": (("chain", "draw", *where), simulations[:, :, 0] if one else simulations)
             }
         coords = {} if one else {"observation": draws.labels}
-        return _tree(groups, coords, posterior.method)
+        return inference_data(groups, coords, {"method": posterior.method})
 
 
 def _simulations(
@@ -141,32 +170,3 @@ def _simulations(
     with seeded(derive(seed, "simulator")):
         x = CheckedSimulator(simulator, posterior.observation_shape)(flat)
     return x.cpu().numpy().reshape(*theta.shape[:3], *posterior.observation_shape)
-
-
-def _observations(posterior: CorrectedPosterior, x: Any) -> tuple[Tensor, bool]:
-    """A batch of observations, and whether it was given as one."""
-    if x is None:
-        return posterior._x_else_default_x(None), True
-    y = posterior._as_observations(x)
-    return y, len(y) == 1 and as_tensor(x, "x").shape == posterior.observation_shape
-
-
-def _tree(groups: dict[str, dict[str, Any]], coords: dict[str, Any], method: str) -> Any:
-    """InferenceData where ArviZ has it, otherwise a DataTree."""
-    from fmcpe import __version__
-
-    xarray = optional("xarray", "ArviZ")
-    attributes = {"inference_library": "fmcpe", "inference_library_version": __version__, "method": method}
-    sets = {}
-    for name, variables in groups.items():
-        used = {dim for dims, *_ in variables.values() for dim in dims}
-        sizes = {
-            dim: size for dims, value, *_ in variables.values() for dim, size in zip(dims, value.shape, strict=True)
-        }
-        index = {dim: np.arange(sizes[dim]) for dim in ("chain", "draw") if dim in used}
-        sets[name] = xarray.Dataset(variables, index | {k: v for k, v in coords.items() if k in used}, attributes)
-    # without ArviZ, or since ArviZ 1, the tree is xarray's
-    arviz = importlib.import_module("arviz") if importlib.util.find_spec("arviz") else None
-    if hasattr(arviz, "InferenceData"):
-        return cast(Any, arviz).InferenceData(**sets)
-    return xarray.DataTree.from_dict(sets)

@@ -26,15 +26,17 @@ from fmcpe._checks import (
 )
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import as_names, as_units, columns_of, default_names, in_order
+from fmcpe._options import settings_of
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.rows import given_simulations
 from fmcpe.candidates.base import Shared
 from fmcpe.candidates.paper import Paper
+from fmcpe.notes import record_of
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints, without_pairs
-from fmcpe.record import HeldOut, Record, record_of
+from fmcpe.record import HeldOut, Record
 from fmcpe.stacking import Stack
 
 if TYPE_CHECKING:
@@ -52,9 +54,9 @@ class FMCPE:
         target_prior: The distribution of θ in use, where it is not that of the simulations, inside the prior's support.
         recipe: ``"default"``, ``"paper"``, a `Stack` or a `Paper`.
         device: Where the correction is trained; prior and simulator have to be there, too.
-        names: Of the parameters; they stay with the posterior. By default those that `posterior`, or its prior, carries, or the
-            columns of a DataFrame `theta`.
-        units: Of the parameters, for people, e.g. ``["kg", "rad/s"]``; by default those of a prior file.
+        names: Parameter names, kept with the posterior. By default those of `posterior` or its prior, or the columns of a
+            DataFrame `theta`.
+        units: Units of the parameters for summaries and files, e.g. ``["kg", "rad/s"]``; by default those of a prior file.
         simulations: Existing simulations from the prior, ``(theta, x)``, in place of fresh ones.
         simulation_batch_size: Rows per call of the simulator, for slow ones: a progress bar then shows the time left.
         simulation_timeout: Seconds that one call of the simulator may take; more are an error. No limit if None.
@@ -106,7 +108,7 @@ class FMCPE:
         self.units = () if units is None else as_units(units, dim)
         self.simulations = None if simulations is None else given_simulations(simulations, self.base.prior, 0.5)
         self.simulation_batch_size, self.simulation_timeout = simulation_batch_size, simulation_timeout
-        if simulator is not None:  # refuse anything but a function now, not at the first fit
+        if simulator is not None:  # fail here, not at the first fit
             CheckedSimulator(simulator, None, batch_size=simulation_batch_size, timeout=simulation_timeout)
 
     def num_simulations(self, num_pairs: int) -> int:
@@ -133,8 +135,8 @@ class FMCPE:
             x: Simulations at the same parameters, shaped like y; used in place of the simulator.
             y_unlabelled: Real measurements at unknown parameters, (M, ...), shaped like y. They sharpen the range check, and
                 align real data with simulations for one more candidate. Rows that are rows of y are left out.
-            weights: What each pair counts in scores, stacking weights and recalibration, (N,), where pairs were not drawn from
-                the target prior: proportional to its density over that of the pairs.
+            weights: Weight of each pair in scores, stacking weights and recalibration, (N,), if pairs were not drawn from the
+                target prior: its density over that of the pairs, up to a constant.
             conformal: ``"cv+"``, or `fmcpe.diagnostics.CVPlus`, repeats the whole fit for each of five folds, so that the
                 posterior has `interval` without held-out pairs.
             seed: Makes the fit reproducible; torch's global generator is left as it was.
@@ -181,24 +183,31 @@ class FMCPE:
                 inner, history = self.recipe.fit(problem, show_progress_bars)
                 record = Record(
                     "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
-                    names=tuple(given), data_names=data_names, units=self.units,
+                    names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed),
                 )  # fmt: skip
                 return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
             fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
             record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
-            record = replace(record, names=tuple(given), data_names=data_names, units=self.units)
-            record = replace(record, num_unlabelled=0 if unlabelled is None else len(unlabelled))
+            record = replace(
+                record, names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed),
+                num_unlabelled=0 if unlabelled is None else len(unlabelled),
+            )  # fmt: skip
             held_out = HeldOut.of(fitted, problem)
             return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
 
+    def _settings(self, seed: int | None) -> dict[str, Any]:
+        """Options of the recipe and of its candidates, and the seed, for the record."""
+        parts = {each.name: settings_of(each) for each in getattr(self.recipe, "candidates", ())}
+        return {"recipe": settings_of(self.recipe), "candidates": parts, "seed": None if seed is None else int(seed)}
+
     def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
-        """The posterior keeps the simulator for predictive checks."""
+        """The posterior, which keeps the simulator for predictive checks."""
         posterior.simulator = self.simulator
         return posterior
 
     @staticmethod
     def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:
-        """θ of the pairs that the simulator runs at; warns of the others, and refuses to go on with less than half."""
+        """θ of the pairs at which the simulator runs; warns about the others, and fails if less than half are left."""
         left = torch.ones(len(theta), dtype=torch.bool, device=theta.device)
         left[rows] = False
         first = int(left.nonzero()[0])

@@ -36,7 +36,7 @@ class Mixture(Posterior):
         return [cast(Posterior, member) for member in self._members]
 
     def sample(self, y: Tensor, n: int) -> Tensor:
-        """Draws (B, n, p); which members they come from is drawn once for all rows, by systematic resampling."""
+        """Draws (B, n, p); the number from each member is drawn by systematic resampling, once for all rows."""
         ladder = self.weights.double().cumsum(0)
         places = (torch.rand((), dtype=ladder.dtype, device=ladder.device) + torch.arange(n, device=ladder.device)) / n
         counts = torch.searchsorted(ladder, places).clamp_max(len(ladder) - 1).bincount(minlength=len(ladder))
@@ -53,7 +53,7 @@ class Mixture(Posterior):
         return torch.stack(parts).logsumexp(0)
 
     def _by_kind(self, shares: Tensor) -> Iterable[tuple[list[Posterior], list[Any]]]:
-        """Members with a share, and their shares, those of one kind together."""
+        """Members of positive share and their shares, grouped by kind."""
         groups: dict[tuple[Any, ...], tuple[list[Posterior], list[Any]]] = {}
         for member, share in zip(self.members, shares.tolist(), strict=True):
             if share > 0:
@@ -97,7 +97,7 @@ class Recalibrated(Posterior):
         return self.inner.log_prob(mean + (z - mean) / self.scale, y) - self.scale.log().sum()
 
     def _centre(self, y: Tensor) -> Tensor:
-        """The mean of the posterior, (B, 1, p): always of the same draws."""
+        """The mean of the posterior, (B, 1, p), from fixed draws."""
         with seeded(0), torch.no_grad():
             return self.inner.sample(y, 4 * self.draws).mean(1, keepdim=True)
 

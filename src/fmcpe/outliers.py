@@ -2,7 +2,7 @@ r"""Outlying calibration pairs: y is improbable given θ, under a robust regress
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
 regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
-whitened by their weighted covariance. An outlying pair loses its weight, so it masks neither itself nor another.
+whitened by their weighted covariance. An outlying pair gets little weight, so it masks neither itself nor another.
 
 The reference distribution is that of all pairs' distances. Cube roots of squared distances are nearly normal (Wilson and
 Hilferty, 1931), so they have a Student-t p-value by median and interquartile range, which do not move with a few wrong pairs.
@@ -10,10 +10,11 @@ Where their upper tenth is wider than that, because the noise depends on θ or h
 boxplots for skewed data, Hubert and Vandervieren, 2008): up to a tenth of the pairs may be wrong.
 
 Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
-a pair with the median residual of its repeats. What all repeats share is the fit's error at that θ, not one pair's.
+a pair with the median residual of its repeats. A residual that all repeats share is the error of the fit at that θ, not of one
+pair.
 
-`Stack` leaves a pair with p < 0.03/n out of the n training rows of its candidates, by the p-values among these rows alone, and
-out of the mean that its weights minimise, and of the range of the pairs. Everything that is reported counts all pairs.
+`Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates; out
+of the score that its weights minimise; and out of the range check. Everything that is reported counts all pairs.
 """
 
 from __future__ import annotations
@@ -22,22 +23,19 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.extrapolation import whitening
+from fmcpe.in_range import whitening
 from fmcpe.problem import Problem, groups_of
-
-MANY = 256
-"""Resource limit: numbers of a summary above which a decomposition of all of them takes longer than a fit."""
 
 
 def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
-    """The rows that are no outliers among them: of clean pairs, nearly always all.
+    """The rows that are no outliers among these rows; nearly always all, if the pairs are clean.
 
     Args:
         problem: The pairs, simulations and base posterior.
         rows: Row numbers, (n,).
-        robust: Whether outliers are looked for; otherwise all rows are returned.
+        robust: Whether to remove outliers; otherwise all rows are returned.
         level: Family-wise level: the probability that a clean set of pairs loses one.
-        fewest: Smallest number of pairs for which outliers are looked for.
+        fewest: Smallest number of pairs for which outliers are removed.
     """
     if not robust or len(rows) < fewest:
         return rows
@@ -116,17 +114,17 @@ def _robust_tail(values: Tensor, freedom: int) -> Tensor:
     return torch.as_tensor(stats.t.sf(((values - middle) / scale).cpu().numpy(), freedom), device=values.device)
 
 
-def _components(rows: Tensor, most: int = 4) -> Tensor:
-    """Leading principal components of rows (N, f), of unit variance."""
+def _components(rows: Tensor, most: int = 4, many: int = 256) -> Tensor:
+    """Leading principal components of rows (N, f), of unit variance; by their Gram matrix, which is faster, if f > `many`."""
     rows = standardised(rows)
-    if rows.shape[1] > MANY:
+    if rows.shape[1] > many:
         return torch.linalg.eigh(rows @ rows.T)[1].flip(1)[:, :most] * len(rows) ** 0.5
     return torch.linalg.svd(rows, full_matrices=False)[0][:, :most] * len(rows) ** 0.5
 
 
-def leading(rows: Tensor, most: int = 16) -> Tensor:
-    """Rows (N, f); in `most` principal directions if they have many numbers."""
-    if rows.shape[1] <= MANY:
+def leading(rows: Tensor, most: int = 16, many: int = 256) -> Tensor:
+    """Rows (N, f), in `most` principal directions if f > `many`: a decomposition of all would take longer than a fit."""
+    if rows.shape[1] <= many:
         return rows
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     return (vectors * values.clamp_min(0.0).sqrt()).flip(1)[:, :most]

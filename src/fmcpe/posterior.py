@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
@@ -17,7 +16,6 @@ from fmcpe._ambient import settled
 from fmcpe._checks import (
     as_observation,
     as_observations,
-    as_pairs,
     as_sample_shape,
     as_tensor,
     as_theta,
@@ -30,17 +28,14 @@ from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.export import Exports
-from fmcpe.extrapolation import RangeCheck, WithinRange
-from fmcpe.io.draws import Draws
-from fmcpe.problem import fingerprints
+from fmcpe.extrapolation import WithinRange
+from fmcpe.in_range import RangeCheck
+from fmcpe.intervals import WithIntervals
 from fmcpe.record import HeldOut, Record
 from fmcpe.search import cross_entropy_search
 
-if TYPE_CHECKING:
-    from fmcpe.diagnostics.conformal import Conformal, Intervals
 
-
-class CorrectedPosterior(Exports, NeuralPosterior):
+class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
     """p(θ | y), as learned by `FMCPE.fit` or by a baseline. Every sbi tool that takes a posterior takes this one.
 
     Args:
@@ -48,7 +43,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         shared: Base posterior, prior and space.
         observation_shape: Shape of one real observation.
         record: What was fitted, and its scores on held-out pairs.
-        held_out: The pairs' θ and cross-validated draws, for `fmcpe.diagnostics.calibration`; None without a stack.
+        held_out: The pairs and their cross-validated draws, for diagnostics; None without a stack.
 
     Example:
         >>> posterior.sample((1000,), x=y_obs, seed=0).shape, posterior.sample_batched((10,), x=y_test, seed=0).shape
@@ -60,7 +55,7 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     """
 
     max_numbers = 2_000_000
-    """Numbers of x̃ held in memory at once while drawing."""
+    """Resource limit: numbers of x̃ in memory while drawing."""
 
     def __init__(
         self,
@@ -78,7 +73,6 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
         self.held_out = held_out
-        self.conformal: Conformal | None = None
         super().__init__(
             CorrectedPotential(self, self.prior),
             theta_transform=self.space.transform,
@@ -89,21 +83,21 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     @property
     def weights(self) -> dict[str, float]:
         """Stacking weight of each candidate, the largest first; empty where nothing was stacked."""
-        return self.record.weights
+        return dict(self.record.weights)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """Parameter names."""
         return self.record.names or default_names(self.space.dim)
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Of the parameters, an empty text for none; empty if nobody gave any."""
+        """Units of the parameters, an empty string for none; empty if none were given."""
         return self.record.units
 
     @property
     def method(self) -> str:
-        """The name of the method that made it."""
+        """Name of the method that fitted it."""
         return self.record.method
 
     def sample(
@@ -152,20 +146,6 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         draws = self._draw(y, shape.numel(), seed, show_progress_bars, max_sampling_batch_size)
         return draws.movedim(0, 1).reshape(*shape, len(y), self.space.dim)
 
-    def draws(
-        self, num_samples: int = 1000, x: Any = None, *, labels: Sequence[str] | None = None, seed: int | None = None
-    ) -> Draws:
-        """Draws with the parameters' names, for tables, files (csv, npz, netCDF), pandas and ArviZ.
-
-        Args:
-            num_samples: Draws for each observation.
-            x: One real observation or a batch, (B, ...); the default one if None.
-            labels: Of the observations; 1, 2, ... if None.
-            seed: Makes the draws reproducible.
-        """
-        y = self._x_else_default_x(None) if x is None else self._as_observations(x)
-        return Draws.of(self, y, num_samples, labels, seed)
-
     @torch.no_grad()
     def _draw(self, y: Tensor, n: int, seed: int | None, show_progress_bars: bool, batch: int | None) -> Tensor:
         """Physical draws, (B, n, p), in chunks of bounded memory."""
@@ -200,12 +180,11 @@ class CorrectedPosterior(Exports, NeuralPosterior):
                 f"Expected a posterior of the default recipe or of a Stack, got one of {self.method} that keeps no pairs. Fit "
                 'with FMCPE(..., recipe="default"), or compare y with the pairs yourself.'
             )
-        y = self._x_else_default_x(x) if x is None else self._as_observations(x)
         with settled(self.observation_shape.numel()):
-            return self.inner.check(y)
+            return self.inner.check(self._observations(x)[0])
 
     def _warn_out_of_range(self, y: Tensor) -> None:
-        """Warn once, with the number of observations out of range by the rule of `check`; called by public methods."""
+        """One warning for all observations that are out of range by the rule of `check`."""
         if not isinstance(self.inner, WithinRange):
             return
         with settled(self.observation_shape.numel()), torch.no_grad():
@@ -288,8 +267,8 @@ class CorrectedPosterior(Exports, NeuralPosterior):
     ) -> Tensor:
         """The θ of highest density for one observation, (1, p).
 
-        A cross-entropy search in unconstrained space: it needs few densities and no derivatives, which here would go
-        through an ODE and back.
+        A cross-entropy search in unconstrained space. It needs few densities and no derivatives, which would have to be
+        propagated through an ODE.
 
         Args:
             x: The real observation; the default one if None.
@@ -328,78 +307,6 @@ class CorrectedPosterior(Exports, NeuralPosterior):
             self._best = best
         return best
 
-    def conformalize(
-        self,
-        theta: Any,
-        y: Any,
-        *,
-        weights: Callable[[Tensor], Any] | None = None,
-        num_samples: int = 1000,
-        seed: int = 0,
-    ) -> CorrectedPosterior:
-        """Calibrate `interval` on held-out pairs (`fmcpe.diagnostics.conformal`), in place. Pairs with the same θ count once.
-
-        Designs with a few fixed values of a parameter are refused: nothing is known between the values.
-
-        Args:
-            theta: Physical parameters of pairs that the fit has not seen, (n, p); 9 of them for 90 % intervals, 19 for 95 %.
-            y: Real measurements taken at them, (n, ...).
-            weights: For θ drawn from another density than the target prior, as in a design: the ratio p_target / p_design,
-                up to a constant, a function of physical θ, (N, p) -> (N,). See `fmcpe.diagnostics.label_shift`.
-            num_samples: Draws per observation that median and half-width are estimated from.
-            seed: Of the draws, and of which of several pairs with the same θ counts.
-        """
-        from fmcpe.diagnostics.conformal import SplitConformal
-        from fmcpe.diagnostics.label_shift import LabelShiftConformal
-
-        theta, y = in_order(theta, self.record.names, "theta"), in_order(y, self.record.data_names, "y")
-        theta, y, _ = as_pairs(theta, y, None, self.prior, self.observation_shape)
-        used = len(set(self.record.fingerprints) & set(fingerprints(theta, y)))
-        if not used and self.held_out is not None:
-            seen = self.shared.base.summarised().summarise(y.to(self._device)).flatten(1)
-            used = int(self.held_out.near(theta.to(self._device), seen).sum())
-        if used:
-            raise ValueError(
-                f"Expected pairs that were not used in the fit, got {used} of {len(y)} that were: their coverage promises "
-                'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
-            )
-        theta, y = theta.to(self._device), y.to(self._device)
-        if weights is None:
-            self.conformal = SplitConformal.of(self, theta, y, num_samples, seed)
-        else:
-            self.conformal = LabelShiftConformal.of(self, theta, y, weights, num_samples, seed)
-        return self
-
-    def interval(self, level: float = 0.9, x: Any = None, *, joint: bool = False, seed: int = 0) -> Intervals:
-        """Intervals with a finite-sample guarantee for real observations.
-
-        `conformalize` comes first, or ``fit(..., conformal="cv+")``.
-
-        Args:
-            level: Nominal probability, 1 - α; what of it is promised, the intervals say.
-            x: One real observation, or a batch (B, ...); the default one if None.
-            joint: Whether all parameters together lie inside with that probability, or each by itself.
-            seed: Of the draws.
-
-        Example:
-            >>> found = posterior.conformalize(theta_test, y_test).interval(0.9, x=y_obs)
-            >>> bool(found.low < found.high), found.num_pairs
-            (True, 50)
-            >>> found.guarantee.split(",")[0]
-            'For a new real observation'
-        """
-        if self.conformal is None:
-            raise ValueError(
-                "Expected held-out pairs to calibrate intervals on, got none. Call posterior.conformalize(theta_held_out, "
-                'y_held_out) first, or fit(theta, y, conformal="cv+"); for plain credible intervals, take quantiles of '
-                "posterior.sample(...)."
-            )
-        y = self._x_else_default_x(x) if x is None else self._as_observations(x)
-        self._warn_out_of_range(y)
-        found = self.conformal.intervals(self, y, level, joint, seed)
-        one = len(y) == 1 and (x is None or as_tensor(x, "x").shape == self.observation_shape)
-        return replace(found, low=found.low[0], high=found.high[0]) if one else found
-
     def set_default_x(self, x: Any) -> CorrectedPosterior:
         """Fix the real observation that methods use when ``x=`` is not given."""
         self._x = as_observation(x, self.observation_shape).to(self._device)
@@ -412,6 +319,13 @@ class CorrectedPosterior(Exports, NeuralPosterior):
                 raise ValueError("Expected an observation, got none. Pass x=, or call set_default_x(y_obs) first.")
             return self._x
         return as_observation(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
+
+    def _observations(self, x: Any) -> tuple[Tensor, bool]:
+        """Observations (B, ...), the default one if None, and whether a single one was given."""
+        if x is None:
+            return self._x_else_default_x(None), True
+        y = self._as_observations(x)
+        return y, len(y) == 1 and as_tensor(x, "x").shape == self.observation_shape
 
     def _as_observations(self, x: Any) -> Tensor:
         return as_observations(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)
@@ -428,33 +342,9 @@ class CorrectedPosterior(Exports, NeuralPosterior):
         self.potential_fn = CorrectedPotential(self, self.prior)
         return self
 
-    def save(self, path: str | Path) -> Path:
-        """Write one file that `fmcpe.load` reads; see `fmcpe.serialization.files`."""
-        from fmcpe.serialization.files import save
-
-        return save(self, path)
-
     def summary(self) -> str:
         """What was fitted, and its scores on held-out pairs, as text."""
         return self.record.text(self.space.dim, tuple(self.observation_shape))
-
-    def report(self, path: str | Path, x: Any = None, *, learning_curve: Any = None, seed: int = 0) -> Path:
-        """Write the trust report: one HTML file that says how far to trust this posterior, and why; JSON beside it.
-
-        Args:
-            path: The HTML file; the numbers go to the same name with ``.json``.
-            x: Real observations to be answered in it, (B, ...).
-            learning_curve: Of `fmcpe.diagnostics.learning_curve`, if it was computed.
-            seed: Of bootstrap, permutations and draws.
-        """
-        from fmcpe.diagnostics.report import write_report
-
-        return write_report(self, path, x, learning_curve, seed=seed)
-
-    def _repr_html_(self) -> str:
-        from fmcpe.diagnostics.report import short_html
-
-        return short_html(self)
 
     def __repr__(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""What a recipe works on: the pairs, the base posterior, simulations, and the prior; and how pairs are split.
+"""The input of a recipe: pairs, base posterior, simulations and prior; and the splits of the pairs.
 
 A `Problem` holds nothing that was computed from several pairs together: simulations at θ_j, and the base posterior's summary of
 y_j and of these simulations, depend on pair j alone. A candidate computes everything else from its own rows.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,19 +31,19 @@ class Problem:
         space: Physical θ <-> z, standardised by the prior.
         target_prior: The distribution of θ in use.
         theta: Physical parameters of the pairs, (N, p).
-        z: The same in z, (N, p).
+        z: Their unconstrained, standardised values, (N, p).
         y: Real observations, (N, ...).
         seen: The base posterior's summary of y, (N, ...); y itself where it has none.
         x: Summaries of simulations at θ_j, (N, S, ...); None without simulations.
         x_mean: Mean of the raw simulations at θ_j, (N, ...).
         bank_theta: Parameters of simulations from the prior, (M, p); None without a simulator.
         bank_x: These simulations, raw, (M, ...).
-        bank_seen: The base posterior's summary of them.
+        bank_seen: The base posterior's summaries of these simulations.
         pool: Draws of the target prior, in z, (L, p).
         simulator: The checked simulator, θ (N, p) -> x (N, ...), for candidates that need fresh simulations.
-        rows: Which of the given pairs these are, (N,), where some were left out because the simulator fails at their θ.
-        unlabelled: The base posterior's summary of real observations without θ, (M, ...), none of them that of a pair; None
-            without any.
+        rows: Row numbers of these pairs in the user's data, (N,), if some were dropped because the simulator fails at their θ.
+        unlabelled: The base posterior's summaries of real observations without θ, (M, ...), without those of the pairs; None
+            if there are none.
     """
 
     base: BasePosterior
@@ -72,16 +71,6 @@ class Problem:
     def __len__(self) -> int:
         return len(self.theta)
 
-    def replaced(self, rows: Tensor, other: Problem) -> Problem:
-        """The same problem with the pairs of some rows, and their simulations, taken from another."""
-
-        def mixed(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            return mine if mine is None or theirs is None else mine.index_copy(0, rows, theirs[rows])
-
-        names = ("theta", "z", "y", "seen", "x", "x_mean")
-        changed: dict[str, Any] = {name: mixed(getattr(self, name), getattr(other, name)) for name in names}
-        return replace(self, **changed)
-
 
 def build_problem(
     base: BasePosterior,
@@ -98,7 +87,7 @@ def build_problem(
     simulations: int = 16,
     show_progress_bars: bool = False,
 ) -> Problem:
-    """Simulate what candidates need; draws from torch's global generator.
+    """Run the simulations that candidates need, with torch's global generator.
 
     Args:
         base: The base posterior on raw data.
@@ -196,6 +185,6 @@ def without_pairs(unlabelled: Tensor, y: Tensor) -> Tensor:
 
 
 def fingerprints(theta: Tensor, y: Tensor) -> tuple[int, ...]:
-    """A checksum of each pair, to recognise it later."""
+    """A checksum of each pair, by which it is recognised later."""
     rows = torch.cat([theta.flatten(1), y.flatten(1)], dim=1).cpu().contiguous().numpy()
     return tuple(zlib.crc32(row.tobytes()) for row in rows)

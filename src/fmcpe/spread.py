@@ -1,7 +1,7 @@
-r"""How much of the prior a mixture needs, not to be sharper than wanted.
+r"""The smallest share of the prior that makes a posterior as wide as required.
 
 Sharpness has two measures, each in unconstrained and in physical units: the standard deviation, and half of the central 68 %
-interval. A narrow peak and a few draws of the prior have a large standard deviation, so that alone says little.
+interval. The standard deviation alone is not enough: a narrow peak with a few draws of the prior has a large one.
 """
 
 from __future__ import annotations

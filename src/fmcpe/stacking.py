@@ -1,8 +1,8 @@
-r"""The default recipe: fit several candidates, score each on pairs it has not seen, sample from the best mixture of them.
+r"""The default recipe: fit several candidates, score each on held-out pairs, and sample from the mixture with the best score.
 
     cross_fit      for R random K-fold splits and each fold: fit every candidate on the rows outside the fold, without outliers
                    among them (`fmcpe.outliers`)
-    score          z ~ member for each pair that the member has not seen
+    score          z ~ member for each pair outside the member's training rows
     stack_weights  weights on the simplex that minimise the cross-validated energy score of the mixture
 
                        ES(w)/s - (β w_0 + α Σ_k log w_k)/N,      ES(w) = a·w - ½ wᵀ D w
@@ -31,7 +31,7 @@ from fmcpe._options import LARGEST, SHARE, check_options, shortened
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe.candidates import Candidate, Posterior, default
-from fmcpe.energy import CrossFit, Distances, effective_number, of_mean_one
+from fmcpe.energy import CrossFit, Distances, effective_number, of_mean_one, stack_weights
 from fmcpe.extrapolation import WithinRange
 from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
 from fmcpe.outliers import plausible_rows
@@ -56,8 +56,8 @@ def cross_fit(
         problem: The pairs, simulations and base posterior.
         folds: The fold of each pair in each repeat, (R, N).
         rows: Training rows of each fold of each repeat, `training_rows`.
-        draws: S, draws for each pair from each member that has not seen it.
-        seed: Of fits and draws; those of one fold do not depend on the data of another.
+        draws: S, draws for each pair from each member that was not trained on it.
+        seed: Seed of fits and draws; those of one fold do not depend on the data of another.
     """
     started = time.perf_counter()
     if not candidate.uses_pairs:
@@ -68,7 +68,7 @@ def cross_fit(
         subsets = [each for ks in rows for each in ks]
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
-    for member in members:  # of a density that is a Monte-Carlo mixture, they share the components
+    for member in members:  # members share the components of a density that is a Monte-Carlo mixture
         member.use_components(max(2, member.components // len(members)))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members)
@@ -79,85 +79,24 @@ def cross_fit(
     return CrossFit(members, out, time.perf_counter() - started)
 
 
-def stack_weights(
-    distances: Distances, preference: Tensor, pseudo_count: float, pairs: float, importance: Tensor | None = None
-) -> Tensor:
-    r"""Weights of the mixture that minimise the cross-validated energy score.
-
-        ES(w)/s - (β·w + α Σ_k log w_k)/N,   ES(w) = a·w - ½ wᵀ D w,   s the smallest single score
-
-    The energy score is convex in w for exact D; negative curvature, which finite draws can give, is removed. Solved by Newton's
-    method with backtracking, on the simplex.
-
-    Args:
-        distances: a and D, pair by pair.
-        preference: β, (K,), in units of s per pair.
-        pseudo_count: α, positive, the same for all candidates.
-        pairs: N, the number of pairs that count as independent.
-        importance: Weight of each pair, (N,), of mean one; equal if None.
-
-    Returns:
-        w, (K,), positive, summing to one.
-    """
-    to_truth, between = distances.to_truth.double(), distances.between.double()
-    if importance is not None:
-        to_truth, between = to_truth * importance, between * importance
-    a, d = to_truth.mean(1), between.mean(2)
-    scale = float((a - 0.5 * d.diagonal()).min().clamp_min(1e-12))
-    curvature, slope, barrier = _convex(-d) / scale, a / scale - preference.double() / pairs, pseudo_count / pairs
-
-    def objective(w: Tensor) -> float:
-        return float(w @ slope + 0.5 * w @ curvature @ w - barrier * w.log().sum())
-
-    w = torch.full_like(a, 1 / len(a))
-    for _ in range(200):
-        gradient = slope + curvature @ w - barrier / w
-        step = _newton_step(curvature + (barrier / w.square()).diag(), gradient)
-        decrement = -float(gradient @ step)
-        if decrement < 1e-12:
-            break
-        ratio = (-w / step)[step < 0]
-        length = min(1.0, 0.99 * float(ratio.min())) if len(ratio) else 1.0
-        before = objective(w)
-        while objective(w + length * step) > before - 1e-4 * length * decrement and length > 1e-12:
-            length /= 2
-        w = (w + length * step).clamp_min(1e-300)
-        w = w / w.sum()
-    return w.to(distances.to_truth)
-
-
-def _convex(matrix: Tensor) -> Tensor:
-    """The matrix without its negative curvature on vectors that sum to zero."""
-    number = len(matrix)
-    centre = torch.eye(number, dtype=matrix.dtype, device=matrix.device) - 1 / number
-    values, vectors = torch.linalg.eigh(centre @ matrix @ centre)
-    return matrix - (vectors * values.clamp_max(0.0)) @ vectors.T
-
-
-def _newton_step(hessian: Tensor, gradient: Tensor) -> Tensor:
-    """The Newton step on the simplex: its entries sum to zero."""
-    solved = torch.linalg.solve(hessian, torch.stack([gradient, torch.ones_like(gradient)], dim=1))
-    return solved[:, 1] * (solved[:, 0].sum() / solved[:, 1].sum()) - solved[:, 0]
-
-
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted stack, and the quantities that its weights were computed from.
+    """A fitted stack and the quantities behind its weights.
 
     Args:
         posterior: The deployed posterior.
-        names: Of the candidates.
+        names: Names of the candidates.
         weights: w, (K,).
         alone: Cross-validated energy score of each candidate alone, (K,).
-        scores: That of the stack on each pair, with weights computed without its fold, (N,).
-        scale: Of the recalibration, (p,).
+        scores: Energy score of the stack on each pair, with weights computed without its fold, (N,).
+        scale: Recalibration scale of each parameter, (p,).
         held_out: Cross-validated draws of the stack for each pair, recalibrated, (N, S, p).
         skipped: Why some candidates were not fitted.
-        seconds: Of each candidate.
+        seconds: Fit time of each candidate.
         fits: The cross-fitted candidates.
-        distances: What the weights were computed from, and the same of pairs that were left out.
-        left_out: Rows of pairs that are outliers among all, `fmcpe.outliers`.
-        importance: What each pair counts in the scores, (N,), of mean one.
+        distances: Mean distances of all pairs; the weights are computed from those that are no outliers.
+        left_out: Rows that are outliers among all pairs (`fmcpe.outliers`).
+        importance: Weight of each pair in the scores, (N,), of mean one.
         effective: Kish's effective number of pairs.
     """
 
@@ -182,17 +121,17 @@ class Stack:
     """The default recipe: a mixture of candidates, weighted by their cross-validated energy score.
 
     Args:
-        candidates: The candidates to fit.
+        candidates: The candidates.
         folds: K.
         repeats: R.
-        draws: Draws for each pair from each member that has not seen it.
+        draws: Draws for each pair from each member that was not trained on it.
         preference: β, advantage of the uncorrected posterior, in units of the best single score, divided by the pairs;
             0 for none.
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one; 0 for none.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
-        robust: Whether pairs that are outliers among the training rows are left out of them, and of the weights.
-        smallest: Weight below which a candidate gets none, if another one is larger.
+        robust: Whether outliers are left out of the training rows and of the stacking weights.
+        smallest: Weights below this threshold are set to zero; the largest weight is kept.
 
     Example:
         >>> from fmcpe.candidates import Prior, ResidualShift, Uncorrected
@@ -214,10 +153,10 @@ class Stack:
     smallest: float = 0.03
 
     bank: ClassVar[int] = 2000
-    """Resource limit: simulations from the prior, for replay, scales, and what is usual among simulations. They can be given:
+    """Resource limit: simulations from the prior, for replay, standardisation and the range check. Existing ones can be passed:
     `FMCPE(simulations=)`."""
     simulations_per_pair: ClassVar[int] = 16
-    """Resource limit: simulations at the θ of each pair, for candidates that compare them with y. They can be given:
+    """Resource limit: simulations at the θ of each pair, for candidates that compare them with y. Existing ones can be passed:
     `fit(x=)`."""
 
     def __post_init__(self) -> None:
@@ -251,8 +190,8 @@ class Stack:
 
         Args:
             problem: The pairs, simulations and base posterior.
-            seed: Of splits, fits and draws.
-            importance: What each pair counts in scores, weights and recalibration, (N,), of mean one; equal if None.
+            seed: Seed of splits, fits and draws.
+            importance: Weight of each pair in scores, stacking weights and recalibration, (N,), of mean one; equal if None.
             show_progress_bars: Whether to show progress once it takes more than two seconds.
         """
         with seeded(derive(seed, "folds")):
@@ -309,7 +248,7 @@ class Stack:
         seed: int,
         show_progress_bars: bool = False,
     ) -> tuple[dict[str, CrossFit], dict[str, str]]:
-        """The cross-fitted candidates, and why the others were skipped."""
+        """The cross-fitted candidates, and the reason for each skipped one."""
         fits, skipped = dict[str, CrossFit](), dict[str, str]()
         offered = [each for each in self.candidates if problem.unlabelled is not None or not each.needs_unlabelled]
         for candidate in offered:
@@ -319,6 +258,13 @@ class Stack:
             if reason is not None:
                 skipped[candidate.name] = reason
         fitted = [candidate for candidate in offered if candidate.name not in skipped]
+        if not fitted:
+            reasons = "; ".join(
+                f"{each.name}: {skipped.get(each.name, 'it needs y_unlabelled=')}" for each in self.candidates
+            )
+            raise ValueError(
+                f"Expected a candidate that can be fitted, got none ({reasons}). Add Uncorrected() to Stack."
+            )
         with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
             for candidate in fitted:
                 with progress.part(candidate.effort):

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import user_code
-from fmcpe._arrays import UnreadableError, as_numbers
+from fmcpe._arrays import returned_numbers
 from fmcpe._checks import parameter_dim
-from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.base import BasePosterior, OnSummary
 from fmcpe.base_posteriors.bayesflow import from_bayesflow, is_bayesflow
 from fmcpe.base_posteriors.other_sbi import other_base
 from fmcpe.base_posteriors.vector_field import VectorFieldBase
@@ -54,7 +54,7 @@ class DensityBase(BasePosterior):
     def _flow(self, x: Tensor) -> Any:
         """The conditional distribution for each row of x, through the fast implementation of the flow where there is one.
 
-        sbi's wrapper embeds each x anew for every θ.
+        sbi's wrapper repeats the embedding of x for every θ.
         """
         net = self.estimator.net
         parts = [*net.parameters(), *net.buffers()]
@@ -98,22 +98,8 @@ class DensityBase(BasePosterior):
         return not onto_support and super()._may_leak()
 
 
-class SummaryBase(DensityBase):
+class SummaryBase(OnSummary, DensityBase):
     """A `DensityBase` conditioned on its embedding h(x) in place of x."""
-
-    def __init__(
-        self, posterior: DirectPosterior, prior: Distribution | None = None, estimator: nn.Module | None = None
-    ) -> None:
-        super().__init__(posterior, prior, estimator)
-        probe = torch.zeros(2, *self.estimator.condition_shape, device=next(self.estimator.parameters()).device)
-        self.x_shape, self._summarised = self.summarise(probe).shape[1:], self
-
-    @torch.no_grad()
-    def summarise(self, data: Tensor) -> Tensor:
-        return torch.cat([self.estimator.embedding_net(rows.clone()) for rows in data.split(2000)])
-
-    def _embed(self, x: Tensor) -> Tensor:
-        return x
 
 
 class EnsembleBase(BasePosterior):
@@ -168,7 +154,7 @@ class CallableBase(BasePosterior):
         rows = x.repeat_interleave(n, dim=0)
         with user_code():
             drawn = self.draw(rows.clone())
-        theta = _numbers(drawn, "the base posterior", x)
+        theta = returned_numbers(drawn, "the base posterior", x.device)
         expected = (len(rows), parameter_dim(self.prior))
         if theta.shape != expected:
             raise ValueError(
@@ -182,7 +168,7 @@ class CallableBase(BasePosterior):
             return super()._log_density(theta, x)
         with user_code(torch.is_grad_enabled()):
             found = self.density(theta.flatten(0, 1).clone(), x.repeat_interleave(theta.shape[1], dim=0))
-        checked = _numbers(found, "log_prob of the base posterior", x)
+        checked = returned_numbers(found, "log_prob of the base posterior", x.device)
         number = theta.shape[0] * theta.shape[1]
         if checked.shape not in ((number,), (number, 1)):
             raise ValueError(
@@ -197,19 +183,6 @@ class CallableBase(BasePosterior):
             )
         # gradients of theta live in the function's own tensor
         return (found.to(theta) if isinstance(found, Tensor) else checked).reshape(theta.shape[:2])
-
-
-def _numbers(value: Any, source: str, like: Tensor) -> Tensor:
-    """What a user's function returned, as a tensor; masked values are NaN."""
-    try:
-        return as_numbers(value, torch.float32, like.device, masked_as_nan=True)
-    except UnreadableError as error:
-        raise ValueError(f"Expected real numbers from {source}, {error}.") from error
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"Expected {source} to return a tensor or array of numbers, got a {type(value).__name__}. Return "
-            "torch.as_tensor(...)."
-        ) from error
 
 
 def as_base_posterior(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,20 @@ from torch.distributions import Distribution
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.spaces import bounded
+
+
+class Remembered:
+    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
+
+    def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
+        """The value for these observations."""
+        last = self._last
+        if last is None or last[0].shape != y.shape or last[0].device != y.device or not torch.equal(last[0], y):
+            self._last = last = (y.detach().clone(), compute())
+        return last[1]
 
 
 class BasePosterior(ABC):
@@ -34,15 +49,15 @@ class BasePosterior(ABC):
     amortised = True
     """Whether draws for many x cost little more than for one."""
     redraws = 20
-    """How often a draw outside the support is repeated before it is clamped."""
+    """Repetitions of a draw outside the support before it is clamped."""
     tries = 1
-    """Draws at each of these times."""
+    """Draws per repetition."""
     names: tuple[str, ...] | None = None
-    """Of the parameters, where they are known."""
+    """Parameter names, if known."""
     leakage_draws = 200
     """Draws that estimate the mass inside the support, for one x."""
     leakage_draws_in_all = 4000
-    """The same, for the x of one mixture together."""
+    """Limit of these draws over all x of a mixture."""
     estimator: Any = None
     """The network, if any."""
 
@@ -101,17 +116,30 @@ class BasePosterior(ABC):
             flat[missing] = self.prior.sample((int(missing.sum()),)).to(flat)
             outside &= ~missing
         if bool(outside.any()):
+            infinite = int(flat[outside].isinf().any(1).sum())
+            if 2 * infinite > len(flat):
+                warnings.warn(
+                    f"Expected finite draws from the base posterior, got infinite ones in {infinite} of {len(flat)} cases, "
+                    f"{self.redraws + 1} times each: they are moved to the edge of the prior, or replaced by its draws. Check "
+                    "that x is in the units of the simulations.",
+                    FMCPEWarning,
+                    stacklevel=3,
+                )
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
 
     def _refuse_nan(self, number: int, of: int) -> None:
-        """Refuse draws of which most are NaN; warn of fewer, which are replaced by draws of the prior."""
+        """Fail if most draws are NaN; warn if fewer are, which draws of the prior replace."""
         found = f"Expected numbers from the base posterior, got NaN for {number} of {of} draws, {self.redraws + 1} times each"
         if 2 * number > of:
             raise ValueError(
                 f"{found}. Check that it was trained on finite data, and that x is in the units of the simulations."
             )
-        warnings.warn(f"{found}: draws of the prior replace them.", FMCPEWarning, stacklevel=3)
+        warnings.warn(
+            f"{found}: draws of the prior replace them. Check that x is in the units of the simulations.",
+            FMCPEWarning,
+            stacklevel=3,
+        )
 
     def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:
         """Log density of physical θ (B, n, p) given x (B, ...): (B, n), -inf outside the support.
@@ -154,3 +182,22 @@ class BasePosterior(ABC):
         theta = torch.nan_to_num(theta)  # infinite values; NaN never comes here
         theta = theta if lower is None else torch.maximum(theta, torch.as_tensor(lower).to(theta))
         return theta if upper is None else torch.minimum(theta, torch.as_tensor(upper).to(theta))
+
+
+class OnSummary(BasePosterior):
+    """Mixin: an adapter of an sbi posterior, conditioned on its embedding h(x) in place of x."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        weights = next(self.estimator.parameters())
+        self.x_shape = self.summarise(torch.zeros(2, *self.estimator.condition_shape, device=weights.device)).shape[1:]
+
+    @torch.no_grad()
+    def summarise(self, data: Tensor) -> Tensor:
+        return torch.cat([self.estimator.embedding_net(rows.clone()) for rows in data.split(2000)])
+
+    def summarised(self) -> BasePosterior:
+        return self
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return x

@@ -1,7 +1,7 @@
 """BayesFlow 2 approximators and workflows as base posteriors.
 
-BayesFlow works with dictionaries of named arrays; this library has one θ (N, p) and one x (N, ...). `from_bayesflow` is told,
-or finds out from the approximator's adapter, which names are the columns of θ, in order, and which name is x. Arrays pass
+BayesFlow works with dictionaries of named arrays; this library has one θ (N, p) and one x (N, ...). `from_bayesflow`
+takes the names of the columns of θ, in order, and that of x, or reads them from the approximator's adapter. Arrays pass
 through numpy, so that any Keras backend will do; tests use torch. ``import bayesflow`` with that backend switches torch's
 gradients off for the whole process: training here switches them on for itself, and leaves the process as it was.
 """
@@ -33,7 +33,7 @@ class BayesFlowBase(BasePosterior):
         extra: Further conditions that are the same for every x, such as the number of observations.
     """
 
-    components = 32  # the summary network runs anew for each density
+    components = 32  # the summary network runs again for each density
     redraws, tries = 4, 5  # a call costs nearly the same for one row as for five
 
     def __init__(
@@ -119,7 +119,7 @@ def from_bayesflow(
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Without BayesFlow's progress bar for each of many short calls, for which it has no option."""
+    """Without BayesFlow's progress bars, for which it has no option: calls are many and short."""
     places = [
         module
         for name in ("samplers", "conditions")

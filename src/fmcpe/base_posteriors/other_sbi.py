@@ -1,4 +1,4 @@
-"""sbi's posteriors whose draws are not those of their density estimator alone, without sbi's rejection loop."""
+"""Adapters of other sbi posteriors (filtered, NPE-A, variational), without sbi's rejection loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fmcpe.base_posteriors.potential import of_potential
 
 
 class FilteredBase(BasePosterior):
-    """A `FilteredDirectPosterior` (TabPFN): the context of simulations is chosen for each x by itself."""
+    """A `FilteredDirectPosterior` (TabPFN): the context of simulations is chosen separately for each x."""
 
     amortised = False
     components = 4

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._random import seeded
-from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.base import BasePosterior, Remembered
 from fmcpe.spaces import ParameterSpace
 
 
@@ -42,15 +42,15 @@ class PotentialBase(BasePosterior):
     components = 16
     amortised = False
     rounds = 12
-    """Of kernel proposals, at most."""
+    """Maximum number of rounds with kernel proposals."""
     enough = 0.3
-    """Effective sample size over particles that ends them."""
+    """Effective sample size, relative to the number of particles, that ends the rounds."""
     particles = 256
-    """Draws per round, at least."""
+    """Minimum number of draws per round."""
     kernels = 32
-    """Of the proposal."""
+    """Kernels of the proposal."""
     smallest_ess = 24.0
-    """Effective sample size that β keeps."""
+    """Minimum effective sample size that determines β."""
     freedom = 5.0
     """Degrees of freedom of the kernels."""
     rows_at_once = 100_000
@@ -67,7 +67,7 @@ class PotentialBase(BasePosterior):
         self.space = ParameterSpace.of(prior)
         self.effective = 1.0
         """Effective sample size over particles in the last call, the smallest over x."""
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last = Remembered()
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         z, log_w, _ = self._population(x, max(self.particles, 4 * n))
@@ -85,12 +85,13 @@ class PotentialBase(BasePosterior):
 
     @torch.no_grad()
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,): always of the same draws."""
-        if self._last is None or self._last[0].shape != x.shape or not torch.equal(self._last[0], x):
+        """Log ∫ p(θ) exp ℓ(θ, x) dθ for each row, (B,), from fixed draws."""
+
+        def compute() -> Tensor:
             with seeded(0):
-                evidence = torch.cat([self._population(part, 4 * self.particles)[2] for part in x.split(50)])
-            self._last = x.clone(), evidence
-        return self._last[1]
+                return torch.cat([self._population(part, 4 * self.particles)[2] for part in x.split(50)])
+
+        return self._last(x, compute)
 
     def _population(self, x: Tensor, last: int) -> tuple[Tensor, Tensor, Tensor]:
         """Particles z (B, S, p), their log weights (B, S) and the log evidence (B,), with `last` particles at last."""
@@ -164,7 +165,7 @@ class PotentialBase(BasePosterior):
         return torch.cat([self.log_ratio(*part).reshape(-1) for part in parts])
 
     def _somewhere(self, like: Tensor) -> Tensor:
-        """Replace points outside the support by one inside: some priors reject points outside."""
+        """A point inside the support, in place of those outside, which some priors reject."""
         with seeded(0):
             return self.prior.sample(torch.Size((1,))).to(like)
 

@@ -18,7 +18,7 @@ from fmcpe.base_posteriors.simulation import simulate as run_simulator
 
 
 class SimulationsOnDemand:
-    """Simulations that do not fit into memory: indexed like a tensor (N, *shape), simulated anew at each access.
+    """Simulations that do not fit into memory: indexed like a tensor (N, *shape), simulated at each access.
 
     Rows at which the simulator fails are NaN.
 
@@ -47,7 +47,7 @@ Rows = Tensor | SimulationsOnDemand
 
 
 def that_worked(rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Without the rows whose simulation failed; all fail together with negligible probability, as few fail at all."""
+    """The rows whose simulation succeeded; few fail, so at least one is left with near certainty."""
     ok = finite_rows(x)
     return (rows, x) if bool(ok.all()) else (rows[ok], x[ok])
 

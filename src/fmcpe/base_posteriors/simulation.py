@@ -91,7 +91,7 @@ def simulate(
 def _batch(
     simulator: Callable[[Tensor], Any], theta: Tensor, seed: int | None, timeout: float | None = None
 ) -> tuple[Tensor, str]:
-    """Simulations, NaN where they failed, and the first failure in words."""
+    """Simulations, NaN where they failed, and a description of the first failure."""
     checked = CheckedSimulator(simulator, None, timeout=timeout)
     checked.patience = len(theta)  # θ may be sorted, and all of one batch fail
     with seeded(seed):

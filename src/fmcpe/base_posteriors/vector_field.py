@@ -23,7 +23,7 @@ from sbi.neural_nets.estimators import FlowMatchingEstimator
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.base import BasePosterior, OnSummary
 from fmcpe.flows.solvers import Solver
 from fmcpe.nn.embeddings import has_weights
 
@@ -135,26 +135,8 @@ class VectorFieldBase(BasePosterior):
         return self
 
 
-class SummaryVectorField(VectorFieldBase):
+class SummaryVectorField(OnSummary, VectorFieldBase):
     """A `VectorFieldBase` conditioned on its embedding h(x) in place of x."""
-
-    def __init__(
-        self, posterior: VectorFieldPosterior, prior: Distribution | None = None, steps: int | None = None
-    ) -> None:
-        super().__init__(posterior, prior, steps)
-        weights = next(self.estimator.parameters())
-        probe = torch.zeros(2, *self.estimator.condition_shape, device=weights.device)
-        self.x_shape = self.summarise(probe).shape[1:]
-
-    @torch.no_grad()
-    def summarise(self, data: Tensor) -> Tensor:
-        return torch.cat([self.estimator.embedding_net(rows) for rows in data.split(2000)])
-
-    def _embed(self, x: Tensor) -> Tensor:
-        return x
-
-    def summarised(self) -> BasePosterior:
-        return self
 
 
 def _without_embedding(estimator: nn.Module) -> nn.Module:

@@ -41,6 +41,7 @@ from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import simulate
 from fmcpe.baselines.common import shared_of, wrapped
+from fmcpe.baselines.gaussian_likelihood import GaussianLikelihood
 from fmcpe.baselines.scale_mixtures import (
     Summaries,
     chains_at_once,
@@ -52,7 +53,6 @@ from fmcpe.baselines.scale_mixtures import (
 )
 from fmcpe.candidates.base import Posterior, Remembered, Shared
 from fmcpe.candidates.prior import log_prior
-from fmcpe.nn.gaussian_likelihood import GaussianLikelihood
 from fmcpe.nn.importance import systematic
 from fmcpe.nn.training import Training, train
 from fmcpe.posterior import CorrectedPosterior

@@ -83,6 +83,7 @@ def _main(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:
     yield caption, figures.box_plots(results, "main", JOINT, methods, as_figure_2=True)
     for metric in JOINT:
         yield "", tables.metric_table(results, "main", metric)
+    yield "", stack.weights_table(results, "main")
 
 
 def _corner(results: Results) -> Iterator[tuple[str, Figure | Table | None]]:

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+from fmcpe.bench.rows import is_rotten
 from fmcpe.bench.schema import SCHEMA
 
 TABLES = ("units", "plans", "owners", "events", "files")
@@ -32,6 +33,10 @@ def salvage(directory: str | Path) -> tuple[dict[str, int], Path]:
     try:
         new.executescript(SCHEMA)
         saved = {table: _copied(old, new, table) for table in TABLES}
+        new.row_factory = sqlite3.Row
+        for row in new.execute("SELECT * FROM units").fetchall():
+            if is_rotten(row):
+                saved["units"] -= new.execute("DELETE FROM units WHERE id = ?", (row["id"],)).rowcount
         known = {row[0] for row in new.execute("SELECT id FROM units")}
         for (unit,) in new.execute("SELECT DISTINCT unit FROM plans").fetchall():
             if unit not in known:  # its description is lost: a new run plans it again
@@ -52,7 +57,7 @@ def salvage(directory: str | Path) -> tuple[dict[str, int], Path]:
 
 
 def _copied(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> int:
-    """Copy rows until an error from the front, then from the back: pages between are lost."""
+    """Copy rows until an error from the front, then from the back: those between are lost."""
     names = [row[1] for row in new.execute(f"PRAGMA table_info({table})")]
     marks, columns, saved = ", ".join("?" * len(names)), ", ".join(names), 0
     for order in ("ASC", "DESC"):

@@ -39,6 +39,6 @@ def explained(path: Path) -> Iterator[None]:
                 f"Expected to write to {path}, got: {words}. Units that are done are kept. Free space, or make the "
                 "folder writable, and run the same command again.",
             ) from error
-        if any(word in words for word in ("malformed", "not a database", "corrupt")):
+        if any(word in words for word in ("malformed", "not a database", "corrupt", "decode to UTF-8")):
             raise damaged(path, words) from error
         raise

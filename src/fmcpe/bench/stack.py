@@ -18,6 +18,7 @@ import torch
 from fmcpe.bench.results import Results, number
 from fmcpe.bench.table import Table
 from fmcpe.bench.tables import budgets, so_far
+from fmcpe.bench.units import titled
 from fmcpe.bench.zoo import SUBSET, Score
 from fmcpe.tasks import zoo
 
@@ -73,6 +74,31 @@ def _stacks(results: Results, label: str, size: int) -> list[dict[str, Any]]:
     """What `stack_metrics` found for the fits of a problem with a number of pairs."""
     done = [row.metrics for row in results.asked("zoo", label, "fmcpe", size) if row.status == "done"]
     return [metrics["stack"] for metrics in done if "stack" in metrics]
+
+
+def weights_table(results: Results, experiment: str) -> Table | None:
+    """Mean stacking weight of each candidate, by task and number of pairs; None if no unit recorded any."""
+    cells, names = list[tuple[str, int, list[dict[str, float]]]](), dict[str, None]()
+    for task in results.tasks(experiment):
+        for size in results.sizes(experiment):
+            found = [row.metrics.get("weights") for row in results.select(experiment, task, "fmcpe", size)]
+            weights = [each for each in found if each]
+            if weights:
+                cells.append((titled(task), size, weights))
+                names |= dict.fromkeys(name for each in weights for name in each)
+    if not cells:
+        return None
+    rows = [
+        [
+            task,
+            str(size),
+            str(len(weights)),
+            *(number(sum(w.get(n, 0.0) for w in weights) / len(weights), 2) for n in names),
+        ]
+        for task, size, weights in cells
+    ]
+    note = so_far(results, experiment) + "Mean over calibration sets; a candidate that was skipped has weight 0."
+    return Table(f"{experiment}-weights", "What carried the answer", ["task", "pairs", "fits", *names], rows, note)
 
 
 def ablation_table(results: Results, half: str) -> Table:

@@ -234,15 +234,7 @@ class Store:
         """Units with state and results, by id; all of them by default."""
         wanted = None if identifiers is None else set(identifiers)
         return {
-            row["id"]: Row(
-                Unit.from_json(row["unit"]),
-                row["status"],
-                row["seconds"],
-                json.loads(row["metrics"] or "{}"),
-                json.loads(row["versions"] or "{}"),
-                row["traceback"],
-                row["attempts"],
-            )
+            row["id"]: Row.read(row, self._path)
             for row in self._read("SELECT * FROM units ORDER BY rowid")
             if wanted is None or row["id"] in wanted
         }

@@ -141,8 +141,7 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
         started = time.perf_counter()
         posterior = fitted(unit, task, base)
         metrics["fit_seconds"] = time.perf_counter() - started
-        if hasattr(posterior, "summary"):
-            metrics["summary"] = posterior.summary()
+        metrics |= of_the_fit(posterior)
         if unit.task.startswith("zoo/") and getattr(posterior, "weights", None):
             stacked = posterior
 
@@ -158,6 +157,14 @@ def _fit(unit: Unit, base_file: bytes | None, data: str | None) -> tuple[dict[st
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     metrics["measuring_seconds"] = time.perf_counter() - started
     return metrics | found, {DRAWS_FILE: buffer.getvalue()}
+
+
+def of_the_fit(posterior: Any) -> dict[str, Any]:
+    """What a posterior says of its fit: summary, stacking weights, and candidates that were skipped."""
+    found = {"summary": posterior.summary()} if hasattr(posterior, "summary") else {}
+    if getattr(posterior, "weights", None):
+        found |= {"weights": dict(posterior.weights), "skipped": dict(posterior.record.skipped)}
+    return found
 
 
 def _short(unit: Unit) -> Options:
@@ -203,7 +210,7 @@ def _timed(unit: Unit, task: Any, base: Any) -> dict[str, Any]:
         return _seconds_of(lambda: posterior.sample_batched(sample_shape, x=x, seed=0, show_progress_bars=False))
 
     first = seconds((min(1000, number),), y[:1])
-    return {
+    return of_the_fit(posterior) | {
         "fit_seconds": fit_seconds,
         "fit_cpu_seconds": fit_cpu_seconds,
         "parts": parts,

@@ -1,4 +1,4 @@
-"""Ways to turn pairs into a corrected posterior, one per file. A new idea is one more file and one line in `default`."""
+"""Candidates: methods that turn pairs into a corrected posterior, one per file. A new one is a file and a line in `default`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a candidate is: a way to turn pairs into a posterior, fitted on some rows and scored on others."""
+"""The interface of candidates, and the posteriors that they return: fitted on some pairs and scored on others."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from torch.distributions import Distribution
 
 from fmcpe._options import LARGEST, Limits, check_options
 from fmcpe._random import derive, seeded
-from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.base_posteriors.base import BasePosterior, Remembered
 from fmcpe.problem import Problem, groups_of
 from fmcpe.spaces import ParameterSpace
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the parts of a posterior share, and a file holds once.
+    """Components shared by all parts of a posterior; a file stores them once.
 
     Args:
         base: The base posterior on raw data.
         space: Physical θ <-> z.
         target_prior: The distribution of θ in use.
         pool: Draws of it, in z, (L, p).
-        embedding_net: A user's network, where a file could not describe it.
+        embedding_net: A user's network that a file cannot describe.
     """
 
     base: BasePosterior
@@ -40,20 +40,6 @@ class Shared:
     target_prior: Distribution
     pool: Tensor
     embedding_net: nn.Module | None = None
-
-
-class Remembered:
-    """Cache of one value per batch of observations: densities are often evaluated for the same batch."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, Any] | None = None  # read and set at once: threads share it
-
-    def __call__(self, y: Tensor, compute: Callable[[], Any]) -> Any:
-        """The value for these observations."""
-        last = self._last
-        if last is None or last[0].shape != y.shape or last[0].device != y.device or not torch.equal(last[0], y):
-            self._last = last = (y.detach().clone(), compute())
-        return last[1]
 
 
 class Posterior(nn.Module, ABC):
@@ -72,7 +58,7 @@ class Posterior(nn.Module, ABC):
     """Whether the answer for one observation depends on the others in its batch."""
 
     def use_components(self, number: int) -> None:
-        """Evaluate the density with so many draws of x̃."""
+        """Set the number of draws of x̃ in the density."""
         self.components = number
 
     @abstractmethod
@@ -100,19 +86,19 @@ class Posterior(nn.Module, ABC):
 
     @abstractmethod
     def to_config(self) -> dict[str, Any]:
-        """What `from_config` needs beside the shared parts, as JSON."""
+        """Arguments of `from_config`, apart from the shared components, as JSON."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> Posterior:
-        """A posterior of this architecture; its tensors are loaded later."""
+        """A posterior of this architecture; its tensors are loaded afterwards."""
 
 
 class Candidate(ABC):
-    """A way to turn pairs into a posterior.
+    """A method that turns calibration pairs into a posterior.
 
-    Everything that `fit` computes or tunes from pairs (standardisation, penalties, sizes, early stopping, recalibration) it
-    computes from the rows it is given and no others.
+    Everything that `fit` computes or tunes from pairs (standardisation, penalties, sizes, early stopping, recalibration) uses
+    the rows it is given and no others.
     """
 
     name: ClassVar[str]
@@ -123,17 +109,17 @@ class Candidate(ABC):
     needs_unlabelled: ClassVar[bool] = False
     """Whether `Stack` passes over it where `fit` got no ``y_unlabelled=``."""
     effort: ClassVar[float] = 1.0
-    """Approximate time of a fit, relative to other candidates; only progress bars use it."""
+    """Approximate time of a fit relative to other candidates, for the progress bar."""
 
     limits: ClassVar[Mapping[str, Limits]] = {}
-    """Of options, `fmcpe._options.check_options`. Whole numbers start at 1 otherwise, and others are positive."""
+    """Limits of options (`check_options`); by default, integers are at least 1 and other numbers positive."""
 
     def __post_init__(self) -> None:
         if is_dataclass(self):
             check_options(self, self.limits, LARGEST)
 
     def skipped(self, problem: Problem) -> str | None:
-        """Why this candidate cannot be fitted to a problem, in words; None if it can."""
+        """The reason why this candidate cannot be fitted to a problem; None if it can."""
         return None
 
     @abstractmethod
@@ -146,7 +132,7 @@ class Candidate(ABC):
 
 
 class Transported(Posterior):
-    r"""The base posterior behind a transport of the data, and in front of one of the parameters.
+    r"""The base posterior between a transport of the data and a transport of the parameters.
 
         y -> x̃ ~ source(y),   z_0 ~ p̂(z | x̃),   z = push(z_0, y)
 
@@ -155,12 +141,12 @@ class Transported(Posterior):
     mixture over x̃.
 
     Args:
-        base: The base posterior, on raw data or as a function of its own summary of them.
+        base: The base posterior, conditioned on raw data or on its own summary of them.
         space: Physical θ <-> z.
     """
 
     is_random: bool = False
-    """Whether x̃ is drawn: otherwise one component is the whole mixture."""
+    """Whether x̃ is random; otherwise the mixture has a single component."""
 
     def __init__(self, base: BasePosterior, space: ParameterSpace) -> None:
         super().__init__()
@@ -209,7 +195,7 @@ class Transported(Posterior):
 
     @classmethod
     def log_prob_together(cls, members: Sequence[Self], z: Tensor, y: Tensor) -> list[Tensor]:
-        """The base posterior, which all share, is asked in one call."""
+        """One call of the shared base posterior serves all members."""
         pulled = [member.pull(z, y) for member in members]
         return log_probs_of_sources(members, [each[0] for each in pulled], [each[1] for each in pulled], y)
 
@@ -224,7 +210,7 @@ class Transported(Posterior):
 def log_probs_of_sources(
     members: Sequence[Transported], z0: Sequence[Tensor], log_det: Sequence[Tensor], y: Tensor, rows: int = 20_000
 ) -> list[Tensor]:
-    """Log density of members on one base posterior at what `pull` gave each; at most `rows` θ per call."""
+    """Log density of members that share a base posterior, at the output of `pull` for each; at most `rows` θ per call."""
     fresh: list[tuple[Tensor, Tensor]] = []
 
     def component(k: int) -> tuple[Tensor, Tensor]:
@@ -250,9 +236,9 @@ def log_probs_of_sources(
 
 @torch.no_grad()
 def _components(members: Sequence[Transported], y: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """x̃ of each member's mixture, (B, K, ...), and the log mass of each inside the support: always the same."""
+    """x̃ of each member's mixture, (B, K, ...), and the log mass of each inside the support; from fixed draws."""
     found = []
-    with seeded(0):  # of all members together: with the same noise for each, their errors would not average out
+    with seeded(0):  # one stream for all members: with the same noise for each, their errors would not average out
         for member in members:
             found.append(member.source(y, member.components if member.is_random else 1))
     with seeded(0):
@@ -262,7 +248,7 @@ def _components(members: Sequence[Transported], y: Tensor) -> list[tuple[Tensor,
 
 
 def base_of(config: dict[str, Any], shared: Shared) -> BasePosterior:
-    """The base posterior as a member takes it: on its own summary, or on raw data."""
+    """The base posterior of a member, conditioned on its own summary or on raw data."""
     return shared.base.summarised() if config["summarised"] else shared.base
 
 
@@ -272,7 +258,7 @@ def clipped(features: Tensor, limit: float = 4.0) -> Tensor:
 
 
 def split_each(subsets: Sequence[Tensor], theta: Tensor, share: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Training and validation rows of each member, from a generator of its own: no split depends on another member's rows."""
+    """Training and validation rows of each member; each split has a seed of its own, independent of other members."""
     seed = int(torch.randint(2**31, ()))
     splits = []
     for member, rows in enumerate(subsets):

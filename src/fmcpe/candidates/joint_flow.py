@@ -9,8 +9,8 @@ r"""The paper's algorithm: two velocity fields, learned jointly from the pairs (
 
 x and y are standardised, z is θ freed of its bounds and standardised. `Paper` (`fmcpe.candidates.paper`) is this algorithm as
 published, fitted once on all pairs. `JointFlow` is the same at a budget of seconds, for stacking: in the base posterior's
-summary space where it has one, with few solver steps, all members as one batch of networks, and z_0 from a pool that is drawn
-anew every few steps.
+summary space where it has one, with few solver steps, all members as one batch of networks, and z_0 from a pool that is redrawn
+every few steps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JointFlowed(Transported):
         space: Physical θ <-> z.
         x_scale: Standardises simulations.
         y_scale: Standardises real observations.
-        u_x: Carries x_0 to x̃; None (``stages="theta-only"``) asks the base posterior about y itself.
+        u_x: Carries x_0 to x̃; None (``stages="theta-only"``) evaluates the base posterior at y itself.
         u_theta: Carries z_0 to z; None (``stages="x-only"``) stops at z_0.
         sigma: Standard deviation of the x-source around the standardised y; None for the source N(0, I).
         solver: How both are integrated.
@@ -240,7 +240,7 @@ class JointFlow(Candidate):
 
         @torch.no_grad()
         def validate() -> Tensor:
-            with seeded(0):  # the same noise and times at every look
+            with seeded(0):  # common random numbers: the same noise and times at every validation
                 return joint_loss(held_out)
 
         held_out = tiled(validation, max(256, math.ceil(self.validation * size)))

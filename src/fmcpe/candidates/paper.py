@@ -76,7 +76,8 @@ class Paper:
             data of that shape.
         embedding_dim: Number of features of the default embedding of y.
         embedding_net: Embedding of standardised observations for both velocity fields, in place of the default one.
-        summaries: Use the base posterior's embedding of the data, if any, in place of the raw data.
+        summaries: Use the base posterior's embedding of the data, if any, in place of the raw data; no effect if
+            `embedding_net` is given.
         num_statistics: Simulations from the prior that standardise x.
     """
 

@@ -1,4 +1,4 @@
-"""The prior, which ignores y: the answer where the pairs carry no information."""
+"""The prior, which ignores y; it gets the weight if the pairs carry no information."""
 
 from __future__ import annotations
 

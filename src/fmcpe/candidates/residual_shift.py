@@ -1,8 +1,8 @@
-r"""Raw data shifted to where the simulator would have put them: \( y' = y + g(h(y)) \), then \( \hat p(\theta | y') \).
+r"""Raw data shifted into the simulator's domain: \( y' = y + g(h(y)) \), then \( \hat p(\theta | y') \).
 
 g is a ridge regression of \( \bar x(\theta_j) - y_j \) on the base posterior's summary of y_j; \( \bar x(\theta) \) is the
-mean of simulations at θ. Where simulator and reality differ by a smooth curve (a lag, a drift, a gain), few pairs determine
-it. The shift is applied to the raw data, noise included; it is deterministic.
+mean of simulations at θ. A smooth difference of simulator and reality (a lag, a drift, a gain) is determined by few pairs. The
+shift is applied to the raw data, noise included; it is deterministic.
 """
 
 from __future__ import annotations

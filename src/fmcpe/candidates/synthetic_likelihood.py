@@ -3,10 +3,10 @@ r"""A likelihood p(y | θ) regressed from the pairs, inverted by Bayes' rule wit
     s(y) = μ + Bᵀ φ(θ) + ε          s: leading directions of the data, φ: polynomials of θ, ε: Student's t
     (`fmcpe.nn.conjugate`) p(z | y) ∝ p(z) t(s(y); φ(z))
 
-A pair is one draw of the real data at a θ. Where their distribution is smooth in θ, few coefficients describe it. The
-simulator is the prior mean of B: with few pairs reality differs from it by a polynomial of low degree, and with many the
-pairs decide. Its noise is the prior of ε's covariance (`fmcpe.candidates.emulator`). A vague prior is tried too, for an
-uninformative simulator; prior, degree and precisions are those of highest evidence. Draws are importance-resampled from a
+Each pair is one draw of the real data at its θ. If their distribution is smooth in θ, few coefficients describe it. The prior
+mean of B and the prior of ε's covariance come from the simulator (`fmcpe.candidates.emulator`): with few pairs, reality differs
+from it by a polynomial of low degree. A vague prior is tried as well, for an uninformative simulator. Prior, degree and
+precisions are those of highest evidence. Draws are importance-resampled from a
 defensive mixture: Laplace approximations around several points of high posterior density, and the prior. The same weights
 give the normaliser.
 """
@@ -146,7 +146,7 @@ class _Target:
         return z.gather(1, index[..., None].expand(-1, -1, z.shape[2])).unflatten(0, (self.number, -1))
 
     def log_evidence(self) -> Tensor:
-        """Log of the normaliser, (E·B,): the mean importance weight, always of the same draws."""
+        """Log of the normaliser, (E·B,): the mean importance weight of fixed draws."""
         with seeded(0), torch.no_grad():
             log_weights = self.weighted(8 * self.first.proposals)[1]
             return log_weights.logsumexp(1) - math.log(log_weights.shape[1])
@@ -163,7 +163,7 @@ class _Target:
         return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
 
     def _starts(self) -> Tensor:
-        """Draws of the prior, resampled by the likelihood, tempered so that some tens of draws have weight: (E·B, C, p)."""
+        """Draws of the prior, resampled by the likelihood, which is tempered so that tens of draws have weight: (E·B, C, p)."""
         pool = self.first.pool
         mean, factor = self.regression.predict(self.first.features(pool).expand(self.number, -1, -1))
         seen = self.seen.unflatten(0, (self.number, -1))
@@ -178,8 +178,7 @@ class _Target:
     def _laplace(self, z: Tensor, steps: int = 6, difference: float = 1e-2) -> tuple[Tensor, Tensor]:
         """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.
 
-        The prior counts as standard normal in z here, and slopes are finite differences: importance weights correct what that
-        misses.
+        The prior is taken as standard normal in z, and derivatives are finite differences; importance weights correct both.
         """
         modes, dim = z.shape[1:]
         eye, d = torch.eye(dim, device=z.device), self.seen.shape[1]

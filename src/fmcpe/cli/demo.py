@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -170,6 +171,7 @@ def table(task: Task, scores: list[Score], options: argparse.Namespace) -> str:
 
 def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> Path:
     """Write the figure atomically."""
+    from fmcpe._disk import write_whole
     from fmcpe.diagnostics.plots import before_after
     from fmcpe.tasks.plots import png_text
 
@@ -177,7 +179,7 @@ def draw(task: Task, before: Score, after: Score, theta: Tensor, path: Path) -> 
     if task.real_side != "process":
         figure.suptitle(f"{task.name}, on {task.real_data}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png", dpi=150, metadata=png_text(task))
-    temporary.replace(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150, metadata=png_text(task))
+    write_whole(path, picture.getvalue())
     return path

@@ -80,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     """Write the folder."""
     import numpy as np
 
+    from fmcpe._disk import write_whole
+
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(
@@ -95,13 +97,22 @@ def run(options: argparse.Namespace) -> int:
     labels = [*(f"run-{k + 1}" for k in range(5)), "fahrenheit"]
     columns = [f"T_{t:.0f}s" for t in TIMES]
     names = ["bath_temperature", "time_constant"]
+    files = {
+        "model.py": MODEL,
+        "prior.toml": PRIOR,
+        "README.md": README.format(pairs=options.pairs),
+        "pairs.csv": _csv([*names, *columns], [[*t, *y] for t, y in zip(theta, readings, strict=True)]),
+        "observations.csv": _csv(["observation", *columns], [[n, *y] for n, y in zip(labels, seen, strict=True)]),
+        "truth.csv": _csv(["observation", *names], [[n, *t] for n, t in zip(labels, new, strict=True)]),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(MODEL, encoding="utf-8")
-    (folder / "prior.toml").write_text(PRIOR, encoding="utf-8")
-    (folder / "README.md").write_text(README.format(pairs=options.pairs), encoding="utf-8")
-    _write(folder / "pairs.csv", [*names, *columns], [[*t, *y] for t, y in zip(theta, readings, strict=True)])
-    _write(folder / "observations.csv", ["observation", *columns], [[n, *y] for n, y in zip(labels, seen, strict=True)])
-    _write(folder / "truth.csv", ["observation", *names], [[n, *t] for n, t in zip(labels, new, strict=True)])
+    try:
+        for name, text in files.items():
+            write_whole(folder / name, text.encode())
+    except BaseException:
+        for name in files:  # the folder was empty, and may be filled by the same command later
+            (folder / name).unlink(missing_ok=True)
+        raise
     say(f"Example: {folder}, with a simulator, a prior, {options.pairs} calibration pairs and 6 observations")
     say(f"Next:\n  cd {folder}\n  " + "\n  ".join(line for line in README.splitlines() if line.startswith("fmcpe ")))
     return 0
@@ -120,6 +131,6 @@ def real_readings(theta, rng, room: float = 20.0, lag: float = 2.5, loss: float 
     return (room + (1 - loss) * (bath - room) * warmed + rng.normal(0.0, noise, (len(theta), len(times)))).round(2)
 
 
-def _write(path: Path, header: list[str], rows: list[list[object]]) -> None:
+def _csv(header: list[str], rows: list[list[object]]) -> str:
     lines = [",".join(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row) for row in rows]
-    path.write_text("\n".join([",".join(header), *lines]) + "\n", encoding="utf-8")
+    return "\n".join([",".join(header), *lines]) + "\n"

@@ -88,6 +88,18 @@ def read_posterior(path: Path | None, trusted: bool) -> Any:
             f"Expected --trust-pickle with --posterior {path}, got none. Loading a pickle can run any code that its author put "
             "there: add --trust-pickle if you made the file, or trust who did."
         )
+    found = _unpickled(path)
+    from sbi.inference.posteriors.base_posterior import NeuralPosterior
+
+    if not isinstance(found, NeuralPosterior) and not callable(found):
+        raise ValueError(
+            f"Expected a pickled sbi posterior in {path}, got a {type(found).__name__}. Write it with "
+            "torch.save(inference.build_posterior(), path)."
+        )
+    return found
+
+
+def _unpickled(path: Path) -> Any:
     import torch
 
     try:

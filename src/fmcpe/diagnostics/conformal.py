@@ -27,9 +27,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._checks import as_pairs
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import in_order
 from fmcpe._random import derive, seeded
-from fmcpe.problem import one_of_each
+from fmcpe.problem import fingerprints, one_of_each
 from fmcpe.spaces import ParameterSpace
 
 if TYPE_CHECKING:
@@ -163,6 +165,23 @@ class SplitConformal(Conformal):
 MEASURED = "measured in the same way, none chosen for its result"
 EXCHANGEABLE = f"θ from the same distribution, {MEASURED}"
 """The assumptions in words."""
+
+
+def held_out_pairs(posterior: CorrectedPosterior, theta: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Pairs (n, p) and (n, ...) on the posterior's device; refuses those that it was fitted on."""
+    record, shared, kept = posterior.record, posterior.shared, posterior.held_out
+    theta, y = in_order(theta, record.names, "theta"), in_order(y, record.data_names, "y")
+    theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape)
+    used, device = len(set(record.fingerprints) & set(fingerprints(theta, y))), posterior._device
+    theta, y = theta.to(device), y.to(device)
+    if not used and kept is not None:
+        used = int(kept.near(theta, shared.base.summarised().summarise(y).flatten(1)).sum())
+    if used:
+        raise ValueError(
+            f"Expected pairs that were not used in the fit, got {used} of {len(y)} that were: their coverage promises "
+            'nothing for new ones. Hold some pairs out and fit on the others, or fit on all with fit(..., conformal="cv+").'
+        )
+    return theta, y
 
 
 def refuse_fixed_values(theta: Tensor, repeats: str = "pass one pair of each") -> None:

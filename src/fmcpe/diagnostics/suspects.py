@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fmcpe.diagnostics.cross_validated import held_out_of, physical
 from fmcpe.diagnostics.swaps import Swaps, swap_gains
-from fmcpe.extrapolation import Range
+from fmcpe.in_range import Range
 from fmcpe.metrics import energy_score
 from fmcpe.outliers import data_distances, features_of, leading, p_values, shared_residuals, standardised
 from fmcpe.problem import groups_of

@@ -28,7 +28,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from fmcpe._random import derive, seeded
-from fmcpe.extrapolation import whitening
+from fmcpe.in_range import whitening
 
 MOST_DIRECTIONS = 16
 

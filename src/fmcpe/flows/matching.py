@@ -87,7 +87,7 @@ def matching_loss(u: Velocity, z0: Tensor, z1: Tensor, y: Tensor) -> Tensor:
 
 
 def untrained_fields(dim: int, features: int, widths: tuple[int, ...], number: int, device: torch.device) -> Stacked:
-    """An untrained ensemble of fields, conditioned on vectors. The last layer is zero: they start as the identity."""
+    """An untrained ensemble of fields, conditioned on vectors; zero last layers make them start as the identity."""
     fresh = [Field(dim, nn.Identity(), features, widths).to(device) for _ in range(number)]
     for field in fresh:
         nn.init.zeros_(field.u.last.weight)

@@ -1,4 +1,4 @@
-"""Draws with their names: tables for people, csv, npz and netCDF files, pandas and ArviZ.
+"""Draws with parameter names: text tables, csv, npz and netCDF files, pandas and ArviZ.
 
 netCDF files have ArviZ's layout: a group ``posterior`` with one variable per parameter, (chain, draw, observation), and a group
 ``constant_data`` that says which observations are out of range. ``arviz.from_netcdf`` reads them.
@@ -6,18 +6,22 @@ netCDF files have ArviZ's layout: a group ``posterior`` with one variable per pa
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+import csv
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fmcpe.io.tables import Array, optional
+from fmcpe._disk import write_whole
+from fmcpe.io.columns import Array
+from fmcpe.io.tables import optional
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
@@ -29,10 +33,10 @@ class Draws:
 
     Args:
         theta: Physical parameters, (B, S, p).
-        names: Of the parameters.
+        names: Parameter names.
         observations: Labels of the observations.
-        p_values: Of each observation against the calibration pairs, (B,); NaN where the posterior keeps no pairs.
-        units: Of the parameters, an empty text for none; empty if there are none.
+        p_values: P-value of each observation against the calibration pairs, (B,); NaN if the posterior keeps no pairs.
+        units: Units of the parameters, an empty string for none; empty if there are none.
     """
 
     theta: Array
@@ -59,12 +63,13 @@ class Draws:
     @property
     def labels(self) -> Array:
         """Labels of the observations, as whole numbers where all of them are."""
-        return _labels(self.observations)
+        whole = all(label.lstrip("-").isdigit() for label in self.observations)
+        return np.array([int(n) for n in self.observations]) if whole else np.array(self.observations, dtype=object)
 
     @property
     def out_of_range(self) -> Array:
         """Which observations have a p-value below 0.001, (B,), as `RangeCheck.out_of_range` says; none where it is NaN."""
-        from fmcpe.extrapolation import RangeCheck
+        from fmcpe.in_range import RangeCheck
 
         return self.p_values < RangeCheck.level
 
@@ -91,7 +96,7 @@ class Draws:
         return "\n".join([*lines, "", self.range_text()])
 
     def range_text(self) -> str:
-        """Which observations are out of range, in words."""
+        """A sentence on the observations that are out of range."""
         out, number = self.out_of_range, len(self.observations)
         if np.isnan(self.p_values).all():
             return "This posterior keeps no pairs, so that nothing says whether observations are like them."
@@ -110,44 +115,35 @@ class Draws:
         Readers never see a partial file.
         """
         path = check_output(path)
-        writers: dict[str, Callable[[Path], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-        os.close(handle)
-        try:
-            writers[path.suffix.lower()](Path(temporary))
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        writers: dict[str, Callable[[BinaryIO], None]] = {".csv": self._csv, ".npz": self._npz, ".nc": self._netcdf}
+        content = io.BytesIO()
+        writers[path.suffix.lower()](content)
+        write_whole(path, content.getvalue())
         return path
 
-    def _csv(self, path: Path) -> None:
-        import csv
+    def _csv(self, file: BinaryIO) -> None:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["observation", "draw", *self.names, "p_value", "out_of_range"])
+        checks = [(f"{p:.4g}", int(out)) for p, out in zip(self.p_values, self.out_of_range, strict=True)]
+        for label, draws, check in zip(self.observations, self.theta.tolist(), checks, strict=True):
+            writer.writerows([label, s, *(f"{value:.8g}" for value in row), *check] for s, row in enumerate(draws))
+        text.detach()  # flushes, and leaves the file open
 
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["observation", "draw", *self.names, "p_value", "out_of_range"])
-            checks = [(f"{p:.4g}", int(out)) for p, out in zip(self.p_values, self.out_of_range, strict=True)]
-            for label, draws, check in zip(self.observations, self.theta.tolist(), checks, strict=True):
-                writer.writerows([label, s, *(f"{value:.8g}" for value in row), *check] for s, row in enumerate(draws))
-
-    def _npz(self, path: Path) -> None:
+    def _npz(self, file: BinaryIO) -> None:
         np.savez(
-            path, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
+            file, theta=self.theta, names=np.array(self.names), observation=np.array(self.observations),
             p_value=self.p_values, out_of_range=self.out_of_range, units=np.array(self.units, dtype=str),
         )  # fmt: skip
 
-    def _netcdf(self, path: Path) -> None:
+    def _netcdf(self, content: BinaryIO) -> None:
         from fmcpe import __version__
 
         h5netcdf, h5py = (optional(name, "netCDF files") for name in ("h5netcdf", "h5py"))
         number, draws, _ = self.theta.shape
-        labels = _labels(self.observations)
+        labels = self.labels
         text = labels.dtype.kind not in "iu"
-        with h5netcdf.File(path, "w") as file:
+        with h5netcdf.File(content, "w") as file:
             for group in ("posterior", "constant_data"):
                 made = file.create_group(group)
                 made.attrs["inference_library"] = "fmcpe"
@@ -171,7 +167,7 @@ class Draws:
         pandas = optional("pandas", "DataFrames")
         number, draws, dim = self.theta.shape
         columns = {
-            "observation": np.repeat(_labels(self.observations), draws),
+            "observation": np.repeat(self.labels, draws),
             "draw": np.tile(np.arange(draws), number),
         }
         flat = self.theta.reshape(-1, dim)
@@ -182,22 +178,39 @@ class Draws:
 
     def to_arviz(self) -> Any:
         """ArviZ's InferenceData (a DataTree since ArviZ 1): variables (chain, draw, observation) by name."""
-        arviz, xarray = (optional(name, "ArviZ") for name in ("arviz", "xarray"))
-        coords = {"chain": [0], "draw": np.arange(self.theta.shape[1]), "observation": _labels(self.observations)}
-        values = {
-            name: (
-                ("chain", "draw", "observation"),
-                self.theta[None, :, :, k].swapaxes(1, 2),
-                attributes_of(self.units, k),
-            )
-            for k, name in enumerate(self.names)
-        }
-        checks = {"p_value": ("observation", self.p_values), "out_of_range": ("observation", self.out_of_range)}
+        theta, dims, which = self.theta[None].swapaxes(1, 2), ("chain", "draw", "observation"), ("observation",)
         groups = {
-            "posterior": xarray.Dataset(values, coords),
-            "constant_data": xarray.Dataset(checks, {"observation": coords["observation"]}),
+            "posterior": variables(self.names, self.units, dims, theta),
+            "constant_data": {"p_value": (which, self.p_values), "out_of_range": (which, self.out_of_range)},
         }
-        return arviz.InferenceData(**groups) if hasattr(arviz, "InferenceData") else xarray.DataTree.from_dict(groups)
+        return inference_data(groups, {"observation": self.labels})
+
+
+def variables(
+    names: Sequence[str], units: Sequence[str], dims: tuple[str, ...], theta: Array
+) -> dict[str, tuple[Any, ...]]:
+    """A variable for each parameter, as xarray takes it, of θ (..., p) with these dimensions."""
+    return {name: (dims, theta[..., k], attributes_of(units, k)) for k, name in enumerate(names)}
+
+
+def inference_data(
+    groups: Mapping[str, Mapping[str, Any]], coords: Mapping[str, Any], attributes: Mapping[str, str] | None = None
+) -> Any:
+    """Groups of variables for ArviZ: InferenceData where ArviZ has it, otherwise a DataTree."""
+    from fmcpe import __version__
+
+    xarray = optional("xarray", "ArviZ")
+    about = {"inference_library": "fmcpe", "inference_library_version": __version__, **(attributes or {})}
+    sets = {}
+    for name, group in groups.items():
+        sizes = {dim: size for dims, value, *_ in group.values() for dim, size in zip(dims, value.shape, strict=True)}
+        index = {dim: np.arange(sizes[dim]) for dim in ("chain", "draw") if dim in sizes}
+        sets[name] = xarray.Dataset(group, index | {k: v for k, v in coords.items() if k in sizes}, about)
+    # without ArviZ, or since ArviZ 1, the tree is xarray's
+    arviz = importlib.import_module("arviz") if importlib.util.find_spec("arviz") else None
+    if hasattr(arviz, "InferenceData"):
+        return cast(Any, arviz).InferenceData(**sets)
+    return xarray.DataTree.from_dict(sets)
 
 
 def attributes_of(units: Sequence[str], k: int) -> dict[str, str]:
@@ -206,7 +219,7 @@ def attributes_of(units: Sequence[str], k: int) -> dict[str, str]:
 
 
 def check_output(path: str | Path) -> Path:
-    """A file that draws can be written to, by its ending and folder; `fmcpe sample` asks before it draws."""
+    """The path, if draws can be written to it by its ending and folder; `fmcpe sample` checks this before it draws."""
     path = Path(path)
     if path.suffix.lower() not in (".csv", ".npz", ".nc"):
         raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")
@@ -215,12 +228,6 @@ def check_output(path: str | Path) -> Path:
     if path.suffix.lower() == ".nc":
         optional("h5netcdf", "netCDF files")
     return path
-
-
-def _labels(observations: Sequence[str]) -> Array:
-    """Labels as whole numbers where all of them are."""
-    whole = all(label.lstrip("-").isdigit() for label in observations)
-    return np.array([int(label) for label in observations]) if whole else np.array(observations, dtype=object)
 
 
 def _variable(name: str) -> str:

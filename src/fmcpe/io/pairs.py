@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fmcpe.io.tables import Array, Table, read_table, stacked
+from fmcpe._names import default_names
+from fmcpe.io.columns import Array, Table, stacked
+from fmcpe.io.tables import read_table
 
 LABELS = "observation"
 
@@ -118,9 +120,22 @@ def _theta(table: Table, names: tuple[str, ...], array: str) -> Array:
     if missing:
         raise ValueError(
             f"Expected a column for each parameter ({', '.join(names)}) in {table.path}, got no {missing[0]!r} among "
-            f"{_some([*table.columns])}. Write e.g.\n{_example([*names, 'reading_1', 'reading_2'])}"
+            f"{_some([*table.columns])}. {_advice(table, names, missing, array)}"
         )
     return stacked(table, names)
+
+
+def _advice(table: Table, names: tuple[str, ...], missing: list[str], array: str) -> str:
+    """What to do about a file without columns of these parameters."""
+    if names == default_names(len(names)):
+        others = ",".join([*table.columns][: len(names)])
+        return f"These parameters have no names yet: give those of the columns with --names, or names=, e.g. --names {others}."
+    folded = {name.strip().casefold(): name for name in table.columns}
+    if missing[0].strip().casefold() in folded:
+        return f"Rename {folded[missing[0].strip().casefold()]!r}: names are compared letter by letter."
+    if not table.lines and len(missing) == len(names):
+        return f"Write arrays: numpy.savez(path, theta=theta, {array}={array}), or one array for each parameter."
+    return f"Write e.g.\n{_example([*names, 'reading_1', 'reading_2'])}"
 
 
 def _data(

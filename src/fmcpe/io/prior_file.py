@@ -6,9 +6,9 @@
     high = 90.0
     unit = "°C"
 
-`FAMILIES` lists the distributions. ``unit``, a text, goes with the name into summaries, reports and files. A
-table ``[data]`` says which columns of a file are data:
-``columns``, their names, or ``prefix``, how they begin; without it, all columns that are not parameters.
+`FAMILIES` lists the distributions. ``unit`` is shown with the name in summaries, reports and files. A table ``[data]`` selects
+the data columns of a file, by ``columns``, a list of names, or by ``prefix``; without it, all columns that are not parameters
+are data.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class PriorFile:
-    """What a prior file says.
+    """The content of a prior file.
 
     Args:
         prior: The prior, with ``prior.names``.
-        names: Of the parameters, in order.
-        descriptions: One line per parameter, for people.
-        units: Of the parameters, empty where the file says none.
-        columns: Names of the columns of data, if they are listed.
-        prefix: How they begin, if that is said.
+        names: Parameter names, in order.
+        descriptions: One line of text per parameter.
+        units: Units of the parameters, empty if the file has none.
+        columns: Names of the data columns, if listed.
+        prefix: Prefix of their names, if given.
     """
 
     prior: Distribution
@@ -92,7 +92,7 @@ def read_prior(path: str | Path) -> Distribution:
 
 
 def read_prior_file(path: str | Path) -> PriorFile:
-    """All that a prior file says."""
+    """The whole content of a prior file."""
     tables = _tables(Path(path))
     data = tables.pop("data", {})
     if not tables:

@@ -26,6 +26,7 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
+from fmcpe import energy
 from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.metrics.classifiers import accuracies, grouped_accuracy
@@ -231,11 +232,7 @@ def crps(samples: Any, theta: Any, reduce: bool = True) -> Tensor:
         tensor([True])
     """
     samples, theta = draws_and_truth(samples, theta, at_least=2)
-    number = len(samples)
-    # for sorted draws, Σ_{i<j} (s_j - s_i) = Σ_i (2i - S + 1) s_i
-    weights = 2 * torch.arange(number, dtype=samples.dtype) - number + 1
-    pairs = torch.einsum("s,sbp->bp", weights, samples.sort(dim=0).values)
-    values = (samples - theta).abs().mean(0) - pairs / (number * (number - 1))
+    values = energy.crps(samples.movedim(0, 1), theta)
     return values.mean(0) if reduce else values
 
 

@@ -113,7 +113,7 @@ def fit_conjugate(
         targets: s, (n, d), standardised.
         order: Order of each feature, (F,), increasing: those above the first have a prior precision of their own.
         prior: B_0 and R; zero and the identity if None.
-        degree: Features of a higher order keep the coefficients B_0; all are free if None.
+        degree: Coefficients of features of higher order are fixed at B_0; all are free if None.
         pseudo_counts: Values of c.
     """
     precisions = [10.0**k for k in range(-6, 4)]

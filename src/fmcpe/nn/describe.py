@@ -40,7 +40,7 @@ def describe(net: nn.Module | None) -> dict[str, Any] | None:
         return None
     arguments = {}
     for argument in inspect.signature(type(net)).parameters.values():
-        # torch's layers keep their arguments as attributes, but for a bias, which is a tensor or None
+        # torch's layers keep their arguments as attributes, except for a bias, which is a tensor or None
         value = getattr(net, argument.name, argument.default)
         value = value is not None if argument.name == "bias" else value
         if value != argument.default:

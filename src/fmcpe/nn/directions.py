@@ -1,4 +1,4 @@
-"""Principal directions of data: the regression targets in place of a long vector, a series or an image."""
+"""Principal directions of data, the regression targets for long vectors, series and images."""
 
 from __future__ import annotations
 

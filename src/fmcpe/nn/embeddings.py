@@ -44,7 +44,7 @@ def embedding_for(shape: tuple[int, ...], out_features: int) -> nn.Sequential:
 
 
 def automatic(choice: str, shape: tuple[int, ...], out_features: int = 16) -> nn.Sequential | None:
-    """The network that ``embedding_net="auto"`` stands for: that of `embedding_for`, and none for short vectors."""
+    """The network of ``embedding_net="auto"``: `embedding_for` the shape, none for short vectors."""
     if choice != "auto":
         raise ValueError(f'Expected embedding_net="auto", a network or None, got {choice!r}. Try embedding_net="auto".')
     return None if is_vector(shape) else embedding_for(shape, out_features)
@@ -120,7 +120,7 @@ def level_aware_part(module: nn.Module) -> LevelAware | None:
 
 @contextmanager
 def at_levels(module: nn.Module, levels: Tensor) -> Iterator[None]:
-    """Within this context, the level-aware part of a network, if any, sees these levels of its rows, (B, 1)."""
+    """A context in which the level-aware part of a network, if any, uses these levels, (B, 1)."""
     aware = level_aware_part(module)
     if aware is None:
         yield

@@ -105,7 +105,7 @@ class Alone:
 
 
 class Each(nn.Module):
-    """Any network, as a layer of a module that takes stacked weights; members share its buffers."""
+    """Wraps any network as a layer of a module that takes stacked weights; members share its buffers."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Base class of closed-form fits: tensors that are saved in files."""
+"""Base class of closed-form fits, whose tensors are saved with the posterior."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Fitted(nn.Module):
 
     @classmethod
     def empty(cls, **shapes: int | tuple[int, ...]) -> Self:
-        """Zero tensors of these shapes, to be loaded later."""
+        """Zero tensors of these shapes, to be loaded afterwards."""
         return cls(**{name: torch.zeros(shape) for name, shape in shapes.items()})

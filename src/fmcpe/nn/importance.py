@@ -14,7 +14,7 @@ class TMixture:
     Args:
         centre: (B, C, p).
         root: Cholesky factors of the precision matrices, (B, C, p, p).
-        freedom: Degrees of freedom: heavier tails than a Laplace approximation's.
+        freedom: Degrees of freedom, for heavier tails than those of a Laplace approximation.
         wider: Factor of the scale, for the same reason.
     """
 

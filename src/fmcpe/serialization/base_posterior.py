@@ -57,7 +57,7 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def _describe_other(base: BasePosterior) -> dict[str, Any]:
-    """What a file says of a base posterior from elsewhere: how to build it, or why it cannot."""
+    """The description of a base posterior that `train_npe` did not make, or the reason why there is none."""
     if not isinstance(base, DensityBase | VectorFieldBase):
         return {"why": f"a {type(base).__name__} is code, or a network that a file cannot describe"}
     found = describe_estimator(base.estimator, base.prior, torch.Size(base.estimator.condition_shape))
@@ -104,7 +104,10 @@ def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: 
             f"Call fmcpe.load({str(path)!r}, posterior=the_base_posterior)."
         )
     state = under(tensors, "base.")
-    return _with_weights(base, state, path) if state and isinstance(base, DensityBase | VectorFieldBase) else base
+    if not state or not isinstance(base, DensityBase | VectorFieldBase):
+        return base
+    # the user's network stays as it is; a network that was built here is also that of `base.posterior`
+    return _with_weights(base if posterior is None else base.with_estimator(copy.deepcopy(base.estimator)), state, path)
 
 
 def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPosterior:
@@ -119,13 +122,12 @@ def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPoste
 def _with_weights(
     base: DensityBase | VectorFieldBase, state: dict[str, Tensor], path: str | Path
 ) -> DensityBase | VectorFieldBase:
-    """A copy of a base posterior with the weights of the file."""
-    estimator = copy.deepcopy(base.estimator)
+    """The base posterior with the weights of the file."""
     try:
-        estimator.load_state_dict(state)
+        base.estimator.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(
             f"Expected the base posterior that {path} was made with, got another network "
             f"({str(error).splitlines()[0]}). Pass the one that was corrected."
         ) from error
-    return base.with_estimator(estimator)
+    return base

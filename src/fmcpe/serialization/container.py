@@ -1,7 +1,7 @@
-"""The outside of a file: a safetensors file with a JSON manifest and a checksum, read with limits.
+"""The file container: a safetensors file with a JSON manifest and a checksum, read with limits.
 
 The checksum is SHA-256 over the manifest's text and, in the order of their names, over name, type, shape and bytes of every
-tensor. It finds damage; it is no signature, since whoever changes a file can compute it again. So sizes are checked as well
+tensor. It detects damage. It is no signature: whoever changes a file can recompute it. So sizes are checked as well
 (`fmcpe.serialization.limits`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +21,10 @@ from torch import Tensor
 from fmcpe._errors import FileError
 
 FORMAT, READABLE = 7, (5, 6, 7)
-"""Format 7 has a checksum; format 6 says which kind of conformal intervals a file holds; in format 5 there is one kind."""
+"""Format 7 adds a checksum, format 6 the kind of conformal intervals."""
 MAX_HEADER, MAX_TENSORS = 32_000_000, 100_000
+MAX_VALUES = 1_000_000
+"""Resource limit: opening brackets and commas of a JSON text."""
 LAST_COMMIT = {1: "88939aa~1", 2: "4dae3d5~1", 3: "473118d~1", 4: "818e436~1"}
 """Formats that were never released, and the last commit that reads each."""
 
@@ -52,18 +54,17 @@ def to_bytes(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Manifest and tensors of a file, after format and checksum were checked."""
     if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
         raise FileNotFoundError(
-            f"Expected a file written by posterior.save(...), got {path}, which does not exist. Check the path."
-        )
-    content = path.read_bytes()
-    if content[8:9] not in (b"{", b""):  # after its length, the header of each safetensors file begins so
-        raise FileError(
-            f"Expected a model saved by fmcpe, got {path} (another file format). Did you swap the files? Name the one that "
-            "posterior.save(...) wrote."
+            f"Expected a file written by posterior.save(...), got {path}, which {what}. Check the path."
         )
     try:
-        metadata = _metadata(content)
-        tensors = read_tensors(content)
+        with path.open("rb") as file:
+            metadata = _metadata(file, path)
+            file.seek(0)
+            tensors = read_tensors(file.read())
+    except FileError:
+        raise
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
         raise FileError(
             f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."
@@ -81,27 +82,41 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return manifest, tensors
 
 
-def _metadata(content: bytes) -> dict[str, str]:
-    """The strings of the header, which is parsed here with limits before safetensors sees it."""
-    size = int.from_bytes(content[:8], "little")
-    if not 2 <= size <= min(MAX_HEADER, len(content) - 8):
+def _metadata(file: BinaryIO, path: Path) -> dict[str, str]:
+    """The strings of the header, which is parsed here with limits before safetensors sees it, and tensors are read."""
+    size, first, length = int.from_bytes(file.read(8), "little"), file.read(1), path.stat().st_size
+    if first not in (b"{", b""):  # the header of each safetensors file begins so
+        raise FileError(
+            f"Expected a model saved by fmcpe, got {path} (another file format). Did you swap the files? Name the one that "
+            "posterior.save(...) wrote."
+        )
+    if not 2 <= size <= min(MAX_HEADER, length - 8):
         raise ValueError("its header is longer than the file, or empty")
-    header = json.loads(content[8 : 8 + size])
+    header = _json((first + file.read(size - 1)).decode())
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise ValueError("a header that is no list of tensors, or of too many")
-    for name, entry in header.items():
-        # a tensor without elements takes no bytes, whatever its other sizes are
-        if name != "__metadata__" and any(not 0 <= n <= len(content) for n in entry["shape"]):
-            raise ValueError(f"tensor {name[:80]!r} of shape {str(entry['shape'])[:80]}")
-    metadata = header.get("__metadata__", {})
+    metadata = header.pop("__metadata__", {})
     if not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("metadata that are no text")
+    if max([0, *(entry["data_offsets"][1] for entry in header.values())]) != length - 8 - size:
+        raise ValueError("it has more or fewer bytes than its tensors")
+    for name, entry in header.items():
+        # a tensor without elements takes no bytes, whatever its other sizes are
+        if any(not 0 <= n <= length for n in entry["shape"]):
+            raise ValueError(f"tensor {name[:80]!r} of shape {str(entry['shape'])[:80]}")
     return metadata
+
+
+def _json(text: str) -> Any:
+    """A JSON document of at most so many values: it takes a multiple of its length in memory."""
+    if sum(map(text.count, "[{,")) > MAX_VALUES:
+        raise ValueError("more values than a posterior has")
+    return json.loads(text)
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(text)
+        manifest = _json(text)
     except (ValueError, RecursionError) as error:
         raise FileError(
             f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."

@@ -2,7 +2,7 @@
 
 A JSON manifest in the header holds the versions of the format and of the libraries, the record of the fit, and the
 architecture of each part (`to_config`). The file contains the base posterior if `fmcpe.train_npe` made it, or sbi's factories
-(`fmcpe.serialization.sbi_estimator`); `save` warns where it does not, and `load` has to be given that one.
+(`fmcpe.serialization.sbi_estimator`); `save` warns where it does not, and `load` then needs it as an argument.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         embedding_net: The embedding of y, if the file cannot describe it; its weights come from the file.
 
     Raises:
-        FileError: If the file is damaged, malformed, of another format, or lacks a part that has to be passed.
+        FileError: If the file is damaged, malformed, of another format, or lacks a part that must be passed.
         FileNotFoundError: If there is no such file.
 
     Example:
@@ -108,7 +108,7 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         raise
     except Exception as error:
         if posterior is not None or embedding_net is not None:
-            raise  # what was passed may be at fault
+            raise  # the arguments may be at fault
         line = (str(error).splitlines() or [""])[0][:300]
         raise FileError(
             f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
@@ -135,7 +135,7 @@ def _build(
     record = Record.from_config(manifest["report"])
     loaded = CorrectedPosterior(inner, shared, manifest["x_shape"], record, held_out)
     loaded.conformal = _conformal(manifest["conformal"], tensors, loaded)
-    loaded.summary()  # a record of other types shows here, not in the user's hands
+    loaded.summary()  # a record with values of other types fails here, not later
     return loaded.set_default_x(tensors["default_x"]) if "default_x" in tensors else loaded
 
 

@@ -2,7 +2,7 @@
 
 Three lines of defence, since a file that was edited may have a right checksum:
 
-1. Every size that a tensor of the file shows is compared with that tensor (`_SIZES`), and x_shape and theta_dim with theirs.
+1. Every size that is the shape of a tensor of the file is compared with that tensor (`_SIZES`).
 2. Any other number of an architecture is at most the largest size of the file's tensors, or the limit of its name (`_LIMITS`).
 3. While networks are built, `Budget` counts what is allocated, and refuses more than a multiple of the file.
 """
@@ -26,14 +26,14 @@ REQUIRED = {"report", "x_shape", "theta_dim", "base", "posterior", "target_prior
 MAX_DEPTH, MAX_VALUES = 64, 2_000_000
 """Of the manifest: nesting, and numbers and texts in all."""
 MAX_X = 2_000_000
-"""Numbers of one observation. Convolutions take any size, so no tensor may show it."""
+"""Numbers of one observation. Convolutions take any size, so no tensor need have this one."""
 _LIMITS = {
     "num_samples": 1_000_000, "num_draws": 1_000_000, "num_pairs": 1_000_000_000, "components": 100_000, "proposals": 100_000,
     "modes": 1_000, "degree": 8, "steps": 100_000, "num_transforms": 200, "num_layers": 200, "num_bins": 1_000,
     "num_components": 10_000, "padding": 10_000, "stride": 10_000, "dilation": 10_000, "start_dim": 16, "end_dim": 16,
     "max_steps": 1_000_000,
 }  # fmt: skip
-"""Numbers that no tensor shows."""
+"""Limits of numbers that no tensor's shape determines."""
 MAX_TERMS = 100_000
 """Of polynomials."""
 SMALL = 64

@@ -1,4 +1,4 @@
-"""Posterior classes by name: the only ones that can be built from a file."""
+"""Posterior classes by name; only these can be built from a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Estimators that sbi's factories build, described by the factory's arguments: a file holds no code and no pickle.
 
 sbi keeps no record of these arguments. They are read off the shapes of the weights, the network is built again, and the
-description counts only if it has the same tensors and, with the same weights, the same output. What passes that test when a
-file is written is rebuilt when it is read.
+description counts only if it has the same tensors and, with the same weights, the same output. A description that passes this
+test when a file is written is rebuilt when the file is read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
     from fmcpe.diagnostics.learning_curve import LearningCurve
     from fmcpe.diagnostics.span import Span
-    from fmcpe.extrapolation import RangeCheck
+    from fmcpe.in_range import RangeCheck
     from fmcpe.posterior import CorrectedPosterior
 
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
@@ -96,6 +96,7 @@ class Content:
                 "weights": record.weights, "scores": record.scores, "stack": record.score, "skipped": record.skipped,
                 "seconds": record.candidate_seconds,
             },
+            "settings": record.settings,
             "notes": [asdict(note) for note in record.notes],
             "suspects": [asdict(each) for each in self.suspects],
             "spans": [asdict(each) for each in self.spans],
@@ -114,8 +115,7 @@ class Content:
                 "candidates": curve.candidates, "doubled": asdict(curve.forecast(2 * curve.sizes[-1])),
             }  # fmt: skip
         if self.check is not None and self.quantiles is not None:
-            out["observations"] = {k: v.tolist() for k, v in vars(self.check).items() if isinstance(v, Tensor)}
-            out["observations"]["quantiles_5_50_95"] = self.quantiles.tolist()
+            out["observations"] = vars(self.check) | {"quantiles_5_50_95": self.quantiles}
             if self.intervals is not None:
                 out["observations"]["intervals_90"] = [self.intervals.low, self.intervals.high]
         return plain(out)

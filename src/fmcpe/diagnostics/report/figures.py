@@ -143,24 +143,32 @@ def weights(names: Sequence[str], shares: Sequence[float], scores: Sequence[floa
     right.set_xlabel(
         "energy score\n(line: stack)"  # in one line it is wider than the axes, and leaves the figure
     )
-    right.set_xlim(left=0)
+    right.set_xlim(0, 1.08 * max(*scores, stack))  # points are whole
     return figure
 
 
 @styled
 def plane(seen: np.ndarray, simulated: np.ndarray | None, asked: np.ndarray | None) -> Figure:
-    """Pairs, simulations and new observations in the plane of the first two principal directions of the pairs' summaries."""
+    """Pairs, simulations and new observations in the plane of two principal directions; far observations at the frame."""
     figure = new(4.4, 3.2)
     (axes,) = axes_of(figure)
-    for rows, style in (
-        (simulated, {"marker": ".", "color": BAND, "label": "simulations"}),
-        (seen, {"marker": "o", "color": AFTER, "label": "calibration pairs"}),
-        (asked, {"marker": "X", "color": MISS, "label": "observations"}),
-    ):
+    usual = seen if simulated is None else np.concatenate([seen, simulated])
+    low, high = usual.min(0), usual.max(0)
+    margin = 0.15 * np.maximum(high - low, 1e-9)
+    groups: tuple[tuple[np.ndarray | None, dict[str, Any]], ...] = (
+        (simulated, {"s": 6, "color": BAND, "label": "simulations"}),
+        (seen, {"s": 22, "color": AFTER, "label": "calibration pairs"}),
+        (asked, {"s": 22, "marker": "X", "color": MISS, "label": "observations"}),
+    )
+    for rows, style in groups:
         if rows is not None and len(rows):
-            axes.scatter(rows[:, 0], rows[:, 1], s=22, lw=0, **style)  # type: ignore[arg-type]
-    axes.set(xlabel="first principal direction", ylabel="second")
-    figure.legend(loc="outside upper center", ncols=3)
+            inside = np.clip(rows, low - margin, high + margin)
+            axes.scatter(inside[:, 0], inside[:, 1], lw=0, clip_on=False, zorder=3, **style)
+    axes.set(xlabel="first principal direction", ylabel="second principal direction")
+    axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+    legend = figure.legend(loc="outside upper center", ncols=3)
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])  # type: ignore[union-attr]  # a point of the simulations would hardly be seen
     return figure
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fmcpe._disk import write_whole
 from fmcpe.diagnostics.cross_validated import calibration
 from fmcpe.diagnostics.report.content import Content, gather
 from fmcpe.diagnostics.report.sections import SECTIONS, parameter_table, verdict_block, weight_table
@@ -37,13 +37,16 @@ h1 { font-size: 1.5rem; margin: .6rem 0 } h2 { font-size: 1.15rem; margin: 2rem 
 .verdict b { font-size: 1.1rem }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { color: var(--quiet); font-weight: 600 } th:first-child, td:first-child, .text { text-align: left }
+th { color: var(--quiet); font-weight: 600; white-space: normal; vertical-align: bottom }
+th:first-child, td:first-child, .text { text-align: left }
 td.text { white-space: normal; min-width: 14rem }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem } figure { margin: .4rem 0; flex: 1 1 300px; min-width: 0 }
 figure svg { width: 100%; height: auto; display: block }
 figure svg text { fill: currentColor } figcaption { color: var(--quiet); font-size: .85rem }
 pre { background: var(--soft); padding: .6rem .8rem; overflow-x: auto; font-size: .82rem } code { font-size: .9em }
 nav { font-size: .875rem } nav a { margin-right: .9rem; white-space: nowrap; display: inline-block }
+@media (max-width: 480px) { table { font-size: .8rem } th, td { padding-right: .6rem } td.text { min-width: 8rem }
+  td:first-child { white-space: normal } }
 @media print { :root { color-scheme: light; --ink: #000; --paper: #fff; --soft: #f2f2f2; --band: #ddd; --line: #bbb;
   --quiet: #444; --link: #000 } nav { display: none } figure, table, .verdict { break-inside: avoid }
   h2, h2 + * { break-after: avoid } .scroll { overflow: visible } th, td { white-space: normal } }
@@ -63,12 +66,7 @@ def write_report(
     content = gather(posterior, x, learning_curve, seed=seed)
     numbers = json.dumps(content.numbers(), indent=1, ensure_ascii=False, allow_nan=False)
     for target, text in ((path, html_of(content)), (path.with_suffix(".json"), numbers + "\n")):
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, target)  # readers see the old file or the new one
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(target, text.encode())
     return path
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,11 +12,10 @@ import torch
 from fmcpe.diagnostics.cross_validated import physical
 from fmcpe.diagnostics.report import figures
 from fmcpe.diagnostics.report.content import LEVELS, Content, versions
+from fmcpe.diagnostics.report.html import percent, picture, pictures, quiet, table
 from fmcpe.diagnostics.report.verdict import Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fmcpe.record import Record
 
 
@@ -33,7 +32,7 @@ def parameter_table(record: Record) -> str:
     """Coverage and error of every parameter on held-out pairs, before and after, in physical units."""
     if not record.parameters:
         return ""
-    head = ["parameter", "median error", "inside 80 %", "inside 90 %", "pairs"]
+    head = ["parameter", "median error", "inside 80\u00a0%", "inside 90\u00a0%", "range of the pairs"]
     rows = [
         [
             label,
@@ -124,17 +123,14 @@ def _calibration(content: Content) -> str:
 
 def _intervals(content: Content) -> str:
     if content.conformal:
-        head = ["interval", "parameters", "promised coverage", "with these pairs, at least (95 %)"]
-        rows = [
-            [
-                percent(row["level"]),
-                "all" if row["joint"] else "each",
-                percent(row["guaranteed"]),
-                percent(row["coverage_5"]),
-            ]
-            for row in content.conformal
-        ]
-        return table(head, rows) + quiet(content.conformal[-1]["guarantee"])
+        head = ["interval", "parameters", "promised, on average", "5th percentile of the coverage"]
+        shown: dict[tuple[str, ...], list[bool]] = {}
+        for row in content.conformal:
+            key = tuple(percent(row[name]) for name in ("level", "guaranteed", "coverage_5"))
+            shown.setdefault(key, []).append(row["joint"])
+        words = {(False,): "each by itself", (True,): "all at once", (False, True): "each by itself, or all at once"}
+        rows = [[level, words[tuple(kinds)], *ends] for (level, *ends), kinds in shown.items()]
+        return table(head, rows, texts=(1,)) + quiet(content.conformal[-1]["guarantee"])
     return (
         "<p>Intervals of this posterior carry no finite-sample guarantee. Hold pairs out and call "
         "<code>posterior.conformalize(theta, y)</code>, or fit with <code>conformal=&quot;cv+&quot;</code>. "
@@ -188,6 +184,8 @@ def _range(content: Content) -> str:
         )
     drawn = figures.plane(*_plane(content))
     words = "Summaries of the data in two principal directions. Far from the blue points the answer moves towards the prior."
+    if content.observations is not None:
+        words += " Observations beyond the frame are drawn at its edge."
     return out + pictures([picture(drawn, "range", words)])
 
 
@@ -262,10 +260,25 @@ def _settings(content: Content) -> str:
     record = content.posterior.record
     seconds = ", ".join(f"{name} {value:.1f} s" for name, value in record.candidate_seconds.items())
     found = ", ".join(f"{name} {number}" for name, number in versions().items())
+    options = "".join(f"<li>{escape(line)}</li>" for line in _options(record.settings))
     return (
         f"<p>Fit: {record.seconds:.1f} s{f' ({escape(seconds)})' if seconds else ''}. {record.distinct or record.num_pairs} "
-        f"distinct θ.</p><p class=quiet>{escape(found)}. Every number of this page is in the JSON file beside it.</p>"
+        f"distinct θ.</p><ul class=quiet>{options}</ul><p class=quiet>{escape(found)}. Every number of this "
+        "page is in the JSON file beside it.</p>"
     )
+
+
+def _options(settings: dict[str, Any]) -> list[str]:
+    """Seed and recipe, and each candidate that has options, a line each."""
+    if not settings:
+        return []
+
+    def listed(part: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in part.items() if name != "kind")
+
+    recipe = settings["recipe"]
+    lines = [f"seed {settings['seed']}", f"{recipe.get('kind', 'recipe')}: {listed(recipe)}"]
+    return lines + [f"{name}: {options}" for name, part in settings["candidates"].items() if (options := listed(part))]
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Content], str]], ...] = (
@@ -282,37 +295,6 @@ SECTIONS: tuple[tuple[str, str, Callable[[Content], str]], ...] = (
     ("assumptions", "Assumptions", _assumptions),
     ("settings", "Settings and versions", _settings),
 )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> str:
-    """A table that scrolls sideways on a narrow screen; columns of `texts` are left-aligned and wrap."""
-    kinds = ['class="text"' if k in texts else "" for k in range(len(head))]
-    first = "".join(f"<th scope=col {kind}>{escape(each)}</th>" for each, kind in zip(head, kinds, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td {kind}>{escape(each)}</td>" for each, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def picture(figure: Figure, name: str, caption: str) -> str:
-    """A figure with its caption, which is its alternative text too."""
-    return f"<figure>{figures.svg(figure, name, caption)}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def pictures(parts: Sequence[str]) -> str:
-    """Figures side by side, or one below the other on a phone."""
-    return f'<div class="pictures">{"".join(parts)}</div>'
-
-
-def quiet(text: str) -> str:
-    """A note in small type."""
-    return f'<p class="quiet">{escape(text)}</p>'
-
-
-def percent(share: float) -> str:
-    """A share as text."""
-    return f"{100 * share:.0f} %"
 
 
 def _plane(content: Content) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:

@@ -46,10 +46,12 @@ def judge(record: Record, found: CalibrationResult | None, strange: list[Suspect
                 'Or fit with recipe="default", which cross-validates every pair.',
             ),
         )
-    refuted = any(note.refutes for note in record.notes) or found.refuted
+    wrong = found.refuted or any(note.kind == "coverage" for note in record.notes)
+    refuted = wrong or any(note.refutes for note in record.notes)
+    reason = "the held-out pairs refute it" if wrong else "it is not clearly better than the prior"
     limited = bool(record.notes) or bool(strange) or not found.conclusive
     light, headline = (
-        ("red", "Do not rely on it yet: the held-out pairs refute it")
+        ("red", f"Do not rely on it yet: {reason}")
         if refuted
         else ("amber", "Usable with care") if limited else ("green", "The held-out pairs support it")
     )  # fmt: skip

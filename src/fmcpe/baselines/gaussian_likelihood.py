@@ -7,9 +7,6 @@ from torch import Tensor, nn
 
 from fmcpe.nn.ridge import fit_ridge
 
-HIDDEN = 64
-"""Width of the network."""
-
 
 class GaussianLikelihood(nn.Module):
     """m(θ) and Σ(θ) as functions of z: a linear map and a perceptron give the mean and a Cholesky factor.
@@ -19,6 +16,8 @@ class GaussianLikelihood(nn.Module):
         summaries: Number of summaries d.
     """
 
+    width = 64
+    """Width of the hidden layers."""
     floor = 1e-3
     """Smallest diagonal element of the Cholesky factor, in standard deviations of a summary over simulations."""
 
@@ -30,7 +29,11 @@ class GaussianLikelihood(nn.Module):
         outputs = 2 * summaries + below.shape[1]
         self.linear = nn.Linear(dim, summaries)
         self.net = nn.Sequential(
-            nn.Linear(dim, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, outputs)
+            nn.Linear(dim, self.width),
+            nn.SiLU(),
+            nn.Linear(self.width, self.width),
+            nn.SiLU(),
+            nn.Linear(self.width, outputs),
         )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
