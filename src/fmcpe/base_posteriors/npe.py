@@ -148,9 +148,9 @@ def train_npe(
         domain_randomisation: Train part of the time on distorted simulations, so that the embedding is robust to
             misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights,
             unless the mean of the data is large against their standard deviation.
-        gaussian_summaries: Weight γ of a penalty that makes the embeddings h(x) of simulations standard normal, so that real
-            observations that are unlike them stand out in `fmcpe.diagnostics.misspecification` (Schmitt et al., 2024): the loss
-            is \( -\log \hat p(\theta | h(x)) + \gamma\, \mathrm{MMD}^2(h(x), \mathcal N(0, I)) \). Try 1; 0 is no penalty.
+        gaussian_summaries: Weight γ of a penalty that moves the embeddings h(x) of simulations towards a standard normal
+            distribution, for tests of misspecification in their space (Schmitt et al., 2024): the loss
+            is \( -\log \hat p(\theta | h(x)) + \gamma\, \mathrm{MMD}^2(h(x), \mathcal N(0, I)) \). Try 10; 0 is none.
         flow: Size of the flow.
         device: Where to train; the prior has to be there, too, and the simulator gets θ there.
         show_progress_bars: Show progress after two seconds.
@@ -217,7 +217,7 @@ def _gaussian(weight: float, embedding_net: nn.Module | None) -> Penalty | None:
     """The penalty of `gaussian_summaries`, if any."""
     if not 0 <= weight < math.inf:
         raise ValueError(
-            f"Expected a finite number of at least 0, got gaussian_summaries={weight}. Try gaussian_summaries=1."
+            f"Expected a finite number of at least 0, got gaussian_summaries={weight}. Try gaussian_summaries=10."
         )
     if weight == 0:
         return None

@@ -7,8 +7,7 @@ Three questions, each with its own evidence:
     Does it matter for θ?            shift and width of the uncorrected posterior on the pairs, parameter by parameter
     What corrects it?                the stacking weights, and the cross-validated score of the correction over that of none
 
-Without pairs, real observations alone answer half of the first: all y against the prior's simulations. `train_npe` with
-``gaussian_summaries=1`` makes the summary space fit for that (Schmitt et al., 2024).
+Without pairs, real observations alone answer half of the first: all y against the prior's simulations.
 """
 
 from __future__ import annotations
