@@ -5,7 +5,7 @@ embedding with a penalty that makes the summaries of simulations standard normal
 ``gaussian_summaries=``). The test is the same for any base posterior: the MMD between summaries of y and of simulations,
 whitened together, against permutations (`fmcpe.diagnostics.two_sample`). The paper does not whiten, and takes the null
 distribution from further simulations. Whitening gives directions of little variance their weight without the penalty, which
-added no power here (``benchmarks/gaussian_summaries.py``).
+added no power on average (``benchmarks/gaussian_summaries.py``).
 """
 
 from __future__ import annotations
