@@ -1,4 +1,4 @@
-"""Code shared by the baselines: wrapping a posterior, and running simulations."""
+"""Code shared by the baselines: wrapping a posterior, real observations without θ, and running simulations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sbi.utils import process_prior
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import parameter_dim
+from fmcpe._checks import as_tensor, parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, Rows, simulate
 from fmcpe.candidates.base import Posterior, Shared, Transported
@@ -50,8 +50,22 @@ def wrapped(
     return CorrectedPosterior(inner, shared, shape, record)
 
 
+def with_unlabelled(y: Tensor, more: Any) -> Tensor:
+    """All real observations: those of the pairs, and those without θ."""
+    if more is None:
+        return y
+    unlabelled = as_tensor(more, "y_unlabelled")
+    unlabelled = unlabelled[:, None] if unlabelled.ndim == 1 and y.shape[1:] == (1,) else unlabelled
+    if unlabelled.ndim != y.ndim or unlabelled.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            f"Expected y_unlabelled of shape (M, {', '.join(map(str, y.shape[1:]))}), with rows like those of y, got "
+            f"{tuple(unlabelled.shape)}. Pass one row per observation, or leave it out."
+        )
+    return torch.cat([y, unlabelled])
+
+
 class SimulationTrained:
-    """Base class of `NNPE` and `JNPE`, which train their own posterior on simulations."""
+    """Base class of `NNPE`, `NPERS` and `JNPE`, which train their own posterior on simulations."""
 
     def __init__(
         self,

@@ -38,11 +38,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_pairs, as_tensor
+from fmcpe._checks import as_pairs
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.baselines.common import shared_of, wrapped
+from fmcpe.baselines.common import shared_of, with_unlabelled, wrapped
 from fmcpe.baselines.rope import MATCHING, distinct_features, in_parts, mean_features, simulated_pool
 from fmcpe.baselines.semi_balanced import TransportMixture, column_potentials, relative_costs, semi_balanced_rows
 from fmcpe.candidates.base import Shared, base_of
@@ -198,7 +198,7 @@ class FRISBI:
             show_progress_bars: Whether to show progress after two seconds.
         """
         theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
-        real = _with_unlabelled(y, y_unlabelled)
+        real = with_unlabelled(y, y_unlabelled)
         started = time.perf_counter()
         with settled(), seeded(seed), torch.no_grad():
             pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, y, self.device)
@@ -244,20 +244,6 @@ class FRISBI:
             return paired + self.alignment * (weights * costs).sum(1).mean()
 
         return train(g, loss, y.shape[0], self.training, "FRISBI's embedding", show_progress_bars)
-
-
-def _with_unlabelled(y: Tensor, more: Any) -> Tensor:
-    """All real observations: those of the pairs, and those without θ."""
-    if more is None:
-        return y
-    unlabelled = as_tensor(more, "y_unlabelled")
-    unlabelled = unlabelled[:, None] if unlabelled.ndim == 1 and y.shape[1:] == (1,) else unlabelled
-    if unlabelled.ndim != y.ndim or unlabelled.shape[1:] != y.shape[1:]:
-        raise ValueError(
-            f"Expected y_unlabelled of shape (M, {', '.join(map(str, y.shape[1:]))}), with rows like those of y, got "
-            f"{tuple(unlabelled.shape)}. Pass one row per observation, or leave it out."
-        )
-    return torch.cat([y, unlabelled])
 
 
 def _ridge_map(pool: Tensor, y: Tensor, targets: Tensor) -> AffineFeatures:
