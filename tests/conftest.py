@@ -63,7 +63,7 @@ def base_with_embedding():
 FLOWS = ("joint", "sequential", "x-only", "theta-only", "summary")
 BASELINES = (
     *("npe", "dpe", "mf-npe", "rope", "rope-summary", "frisbi", "frisbi-summary"),
-    *("rnpe", "rnpe-summary", "rsnl", "nnpe", "j-npe"),
+    *("rnpe", "rnpe-summary", "rsnl", "nnpe", "npe-rs", "j-npe"),
 )
 CANDIDATES = {
     "prior": candidates.Prior(),
@@ -108,6 +108,7 @@ def posteriors(base, base_with_embedding, pairs):
             "rnpe-summary": lambda: baselines.RNPE(base_with_embedding, simulate, num_simulations=1000),
             "rsnl": lambda: baselines.RSNL(base, simulate, num_simulations=2000),
             "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 4000, training=SHORT),
+            "npe-rs": lambda: baselines.NPERS(simulate, PRIOR, 4000, training=SHORT),
             "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 4000, training=SHORT),
         }[kind]()
 

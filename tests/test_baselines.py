@@ -223,15 +223,15 @@ def test_simulations_on_demand_serve_both(pairs, monkeypatch):
 # ------------------------------------------------------------------ doors and names
 
 
-@pytest.mark.parametrize("cls", [baselines.NNPE, baselines.JNPE])
+@pytest.mark.parametrize("cls", [baselines.NNPE, baselines.NPERS, baselines.JNPE])
 def test_simulation_trained_methods_say_what_they_need(cls):
     with pytest.raises(ValueError, match=r"^Expected the prior .+, got prior=None\. Call \w+\(simulator, prior\)"):
         cls(simulate)
     with pytest.raises(ValueError, match="simulations="):
-        cls(prior=PRIOR).fit()
+        cls(prior=PRIOR).fit(**{"y": torch.zeros(5, 3)} if cls is baselines.NPERS else {})
 
 
-@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "rnpe", "rsnl", "nnpe", "j-npe"])
+@pytest.mark.parametrize("kind", ["dpe", "mf-npe", "rope", "frisbi", "rnpe", "rsnl", "nnpe", "npe-rs", "j-npe"])
 def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, pairs, kind):
     brief = Training(max_num_epochs=2, one_cycle=False)
     method = {
@@ -242,6 +242,7 @@ def test_seeded_fits_repeat_and_leave_the_generators_alone(base_with_embedding, 
         "rnpe": lambda: baselines.RNPE(base_with_embedding, simulate, num_simulations=200),
         "rsnl": lambda: baselines.RSNL(base_with_embedding, simulate, num_simulations=200, training=brief),
         "nnpe": lambda: baselines.NNPE(simulate, PRIOR, 200, training=brief),
+        "npe-rs": lambda: baselines.NPERS(simulate, PRIOR, 200, training=brief),
         "j-npe": lambda: baselines.JNPE(simulate, PRIOR, 200, training=brief),
     }[kind]()
     torch.manual_seed(7)
@@ -309,10 +310,10 @@ def test_every_method_of_the_benchmarks_has_its_name():
     simulations = theta, task.simulator(theta)
     pairs, made = task.calibration_set(12, 0), {name: METHODS[name](base, task, simulations) for name in METHODS}
     assert all(callable(method.fit) for method in made.values())
-    for name in ("npe", "rope", *ROBUST):  # the others train for a while, and have tests of their own
+    for name in ("npe", "rope", "frisbi", "rnpe", "rsnl"):  # the others train for a while, and have tests of their own
         assert made[name].fit(*pairs, **QUIET).sample((3,), x=torch.zeros(1)).shape == (3, 1)
     assert made["rope"].simulations[1].shape == (400, 1)
-    assert made["nnpe"].simulations is made["j-npe"].simulations is simulations
+    assert made["nnpe"].simulations is made["npe-rs"].simulations is made["j-npe"].simulations is simulations
     # simulations have a prior of their own: nothing may be simulated from the other one
     shifted = tasks.get("gaussian-prior", delta=50.0)
     pool = METHODS["rope"](lambda x: x[:, :3], shifted, None).simulations[0]

@@ -60,6 +60,26 @@ def test_misspecification():
                 assert said == pytest.approx(list(ends), abs=0.0051)  # two digits
 
 
+def test_unlabelled_observations():
+    rows, section = table("gaussian-summaries"), PAGE.split("### Without pairs")[1]
+
+    def cell(chosen, gamma, number):
+        part = [row for row in chosen if float(row["gamma"]) == gamma and int(row["observations"]) == number]
+        tests = [int(row["tests"]) for row in part]
+        return sum(float(row["mmd"]) * n for row, n in zip(part, tests, strict=True)) / sum(tests)
+
+    wrong = [row for row in rows if row["kind"] != "none"]
+    shown = {"the simulator itself": [row for row in rows if row["kind"] == "none"]}
+    shown |= {name: [row for row in wrong if row["half"] == half] for name, half in (
+        ("toy, five kinds of misspecification", "toy"), ("development half", "development"), ("reporting half", "reporting")
+    )}  # fmt: skip
+    for name, chosen in shown.items():
+        said = re.search(rf"\| [^|]*{name}[^|]* \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", section).groups()
+        for number, text in zip((1, 10, 100), said, strict=True):
+            expected = [cell(chosen, gamma, number) for gamma in (0.0, 10.0)]
+            assert [float(value) for value in text.split(" / ")] == pytest.approx(expected, abs=0.0051)
+
+
 def test_suspects():
     rows = {(row["problem"], row["fault"]): row for row in table("suspects")}
     for problem in ("gaussian", "zoo/heat-gain-offset"):

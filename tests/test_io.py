@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Exponential, Independent, LogNormal, MultivariateNormal, Normal
 
 import fmcpe
-from fmcpe import FMCPE
+from fmcpe import FMCPE, baselines
 from fmcpe.nn.describe import build, build_prior, describe, describe_prior
 from fmcpe.nn.embeddings import embedding_for
 
@@ -88,6 +88,15 @@ def test_a_base_posterior_with_an_embedding_is_saved(pairs, tmp_path):
     posterior = FMCPE(base, simulate, recipe=TINY).fit(*pairs, seed=0, show_progress_bars=False)
     loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
     assert torch.equal(loaded.sample((5,), x=Y, seed=0), posterior.sample((5,), x=Y, seed=0))
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_the_posterior_behind_a_loaded_base_has_its_weights(base, tmp_path, passed):
+    path = baselines.NPE(base).fit().save(tmp_path / "base.fmcpe")
+    loaded = fmcpe.load(path, posterior=base if passed else None).shared.base
+    expected, behind = base.posterior_estimator, loaded.posterior.posterior_estimator
+    assert all(torch.equal(value, behind.state_dict()[name]) for name, value in expected.state_dict().items())
+    assert loaded.estimator is not expected
 
 
 def test_another_prior_of_the_pairs_travels_along(base, tmp_path):

@@ -132,6 +132,11 @@ def test_the_papers_recipe_refuses_them(base, few, more):
         fitted(base, few, y_unlabelled=more, recipe="paper")
 
 
+def test_a_stack_that_needs_them_says_so(base, few):
+    with pytest.raises(ValueError, match=r"got none \(gaussian_transport: it needs y_unlabelled=\)"):
+        fitted(base, few, recipe=Stack([candidates.GaussianTransport()]))
+
+
 def test_a_number_each_may_be_flat():
     assert as_unlabelled([1.0, 2.0], torch.zeros(4, 1)).shape == (2, 1)
 

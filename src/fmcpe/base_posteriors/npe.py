@@ -8,6 +8,7 @@ rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,7 +36,13 @@ from fmcpe.nn.embeddings import (
     level_aware_part,
     made_aware,
 )
+from fmcpe.nn.mmd import mmd2_to_normal
 from fmcpe.nn.training import Training, train
+
+Summarise = Callable[[Tensor], Tensor]
+"""The embedding of data, (B, ...) -> (B, features), without the level of domain randomisation."""
+Penalty = Callable[[Summarise, Tensor], Tensor]
+"""Of the embedding while it trains, given it and a minibatch of undistorted simulations: a number."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +116,12 @@ def train_npe(
     stop_after_epochs: int = 10,
     clip_max_norm: float = 5.0,
     domain_randomisation: bool | None = None,
+    gaussian_summaries: float = 0.0,
     flow: FlowSize | None = None,
     device: str = "cpu",
     show_progress_bars: bool = True,
 ) -> NPEPosterior:
-    """Train a posterior on simulations.
+    r"""Train a posterior on simulations.
 
     Args:
         simulator: ``theta (N, p) -> x (N, ...)``, called with draws of the prior; None if `simulations` are given.
@@ -140,6 +148,9 @@ def train_npe(
         domain_randomisation: Train part of the time on distorted simulations, so that the embedding is robust to
             misspecification (`fmcpe.base_posteriors.domain_randomisation`). Default: if `embedding_net` has weights,
             unless the mean of the data is large against their standard deviation.
+        gaussian_summaries: Weight γ of a penalty that moves the embeddings h(x) of simulations towards a standard normal
+            distribution, for tests of misspecification in their space (Schmitt et al., 2024): the loss
+            is \( -\log \hat p(\theta | h(x)) + \gamma\, \mathrm{MMD}^2(h(x), \mathcal N(0, I)) \). Try 10; 0 is none.
         flow: Size of the flow.
         device: Where to train; the prior has to be there, too, and the simulator gets θ there.
         show_progress_bars: Show progress after two seconds.
@@ -176,6 +187,7 @@ def train_npe(
                 "Expected an embedding_net with weights for domain_randomisation=True, got none. Pass embedding_net=, "
                 "a network to (B, features), or leave domain_randomisation out."
             )
+        penalty = _gaussian(gaussian_summaries, embedding_net)
         if domain_randomisation is None:
             with seeded(0):  # simulations on demand consume random numbers
                 some = x[:1000]
@@ -183,7 +195,9 @@ def train_npe(
         if embedding_net is not None and domain_randomisation:
             embedding_width(embedding_net, tuple(x.shape[1:]))
             embedding_net = made_aware(embedding_net)
-        posterior = fit_npe(theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars)
+        posterior = fit_npe(
+            theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars, penalty=penalty
+        )
     posterior.names = known
     if isinstance(x, SimulationsOnDemand):
         x.simulator.warn()
@@ -199,6 +213,22 @@ def _refuse_swapped(simulator: Any, prior: Any) -> None:
         )
 
 
+def _gaussian(weight: float, embedding_net: nn.Module | None) -> Penalty | None:
+    """The penalty of `gaussian_summaries`, if any."""
+    if not 0 <= weight < math.inf:
+        raise ValueError(
+            f"Expected a finite number of at least 0, got gaussian_summaries={weight}. Try gaussian_summaries=10."
+        )
+    if weight == 0:
+        return None
+    if embedding_net is None or not has_weights(embedding_net):
+        raise ValueError(
+            f"Expected an embedding_net with weights for gaussian_summaries={weight}, got none. Pass embedding_net=, a network "
+            "to (B, features), or leave gaussian_summaries out."
+        )
+    return lambda summarise, x: weight * mmd2_to_normal(summarise(x))
+
+
 def fit_npe(
     theta: Tensor,
     x: Rows,
@@ -212,13 +242,14 @@ def fit_npe(
     corrupt: Callable[[Tensor], Tensor] | None = None,
     weights: Tensor | None = None,
     num_simulated: int | None = None,
+    penalty: Penalty | None = None,
     what: str = "the base posterior",
 ) -> NPEPosterior:
     """A posterior trained on rows θ (N, p) and x (N, ...), with torch's global generator.
 
     `prior` is the output of sbi's `process_prior`. `corrupt` is applied to each minibatch of x, but not to the rows
     that standardise it. `weights`, (N,), weight the rows in the loss. Only the first `num_simulated` rows are
-    domain-randomised, or all. `what` names the network in the progress bar and in errors.
+    domain-randomised, or all. `penalty` is added to the loss. `what` names the network in the progress bar and in errors.
     """
     if embedding_net is not None:
         embedding_width(embedding_net, tuple(x.shape[1:]))
@@ -237,10 +268,15 @@ def fit_npe(
 
     aware, scale = level_aware_part(estimator) is not None, float(some_x.std())
 
+    def summarise(data: Tensor) -> Tensor:
+        features: Tensor = estimator.embedding_net(data)
+        return features[:, :-1] if aware else features
+
     def loss(rows: Tensor) -> Tensor:
         data = x[rows]
         if not isinstance(x, Tensor):
             rows, data = that_worked(rows, data)
+        clean = data
         data = data if corrupt is None else corrupt(data)
         if not aware:
             each = estimator.loss(theta[rows], data)
@@ -250,7 +286,8 @@ def fit_npe(
                 levels = levels * (rows < num_simulated)[:, None].to(levels)
             with at_levels(estimator, levels):
                 each = estimator.loss(theta[rows], distort(data, levels, scale))
-        return each if weights is None else each * weights[rows].to(each)
+        each = each if weights is None else each * weights[rows].to(each)
+        return each if penalty is None else each + penalty(summarise, clean)
 
     with settled(x.shape[1:].numel()):
         history = train(estimator, loss, theta.shape[0], training, what, show_progress_bars)

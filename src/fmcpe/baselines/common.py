@@ -56,7 +56,7 @@ def with_unlabelled(y: Tensor, more: Any) -> Tensor:
 
 
 class SimulationTrained:
-    """Base class of `NNPE` and `JNPE`, which train their own posterior on simulations."""
+    """Base class of `NNPE`, `NPERS` and `JNPE`, which train their own posterior on simulations."""
 
     def __init__(
         self,

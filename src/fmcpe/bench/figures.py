@@ -22,7 +22,7 @@ from fmcpe.diagnostics.plots import corner, rank_histograms
 COLORS = {
     "npe": "#999999", "npe-randomised": "#666666",
     "dpe": "#E69F00", "mf-npe": "#009E73", "rope": "#CC79A7", "nnpe": "#8C6D31", "j-npe": "#56B4E9",
-    "frisbi": "#AA4499", "rnpe": "#B5A642", "rsnl": "#44AA99",
+    "frisbi": "#AA4499", "rnpe": "#B5A642", "rsnl": "#44AA99", "npe-rs": "#882255",
     "fmcpe-paper": "#D55E00", "fmcpe": "#0072B2", "reference": "#000000",
     "fmcpe-paper-sequential": "#E69F00", "fmcpe-paper-x-only": "#009E73", "fmcpe-paper-theta-only": "#CC79A7",
 }  # fmt: skip

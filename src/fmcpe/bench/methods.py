@@ -15,6 +15,7 @@ posterior, the task and existing simulations provide everything that a method ne
 | ``frisbi`` | the same with fixed potentials, one observation at a time |
 | ``rnpe`` | the base posterior at y denoised under spike-and-slab errors |
 | ``rsnl`` | Gaussian likelihood with an adjustment of each summary |
+| ``npe-rs`` | trained on simulations, with summaries distributed like those of the y of the pairs |
 | ``fmcpe`` | the default recipe |
 | ``fmcpe-paper`` | the recipe of the paper |
 | ``fmcpe-paper-sequential`` | the same, u_X first, then u_Θ |
@@ -30,7 +31,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fmcpe._random import seeded
-from fmcpe.baselines import DPE, FRISBI, JNPE, MFNPE, NNPE, NPE, RNPE, RSNL, RoPE
+from fmcpe.baselines import DPE, FRISBI, JNPE, MFNPE, NNPE, NPE, NPERS, RNPE, RSNL, RoPE
 from fmcpe.candidates import Paper
 from fmcpe.method import FMCPE
 from fmcpe.posterior import CorrectedPosterior
@@ -91,6 +92,11 @@ def _nnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Meth
     return NNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
 
 
+def _npers(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
+    given = _from_simulation_prior(task, simulations)
+    return NPERS(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
+
+
 def _jnpe(base: Any, task: Task, simulations: Simulations | None = None) -> Method:
     given = _from_simulation_prior(task, simulations)
     return JNPE(task.simulator, task.prior, embedding_net=task.embedding_net(), simulations=given)
@@ -123,6 +129,7 @@ METHODS: dict[str, Factory] = {
     "frisbi": _frisbi,
     "rnpe": _rnpe,
     "rsnl": _rsnl,
+    "npe-rs": _npers,
     "fmcpe": _fmcpe(),
     "fmcpe-paper": _fmcpe("paper"),
     "fmcpe-paper-sequential": _fmcpe(Paper(stages="sequential")),

@@ -23,7 +23,7 @@ from fmcpe.bench.units import RANDOMISABLE, WITHOUT_BASE, Evaluation, Options, U
 from fmcpe.tasks import find, zoo
 
 BASELINES = ("npe", "dpe", "mf-npe", "rope", "nnpe", "j-npe")
-ROBUST = ("frisbi", "rnpe", "rsnl")
+ROBUST = ("frisbi", "rnpe", "rsnl", "npe-rs")
 """Baselines that `main`, `timing`, `frontier` and `zoo` run where ``methods`` names them."""
 
 PAPER_STAGES = ("fmcpe-paper-sequential", "fmcpe-paper-x-only", "fmcpe-paper-theta-only")
@@ -60,8 +60,8 @@ def plan(
     """The units of an experiment without duplicates, base posteriors first.
 
     In experiments that reproduce the paper, base posteriors are trained on plain simulations, except the default recipe's;
-    `frontier` and `speed` use the default recipe's base posterior for every method. NNPE and J-NPE always train their own
-    posterior on plain simulations.
+    `frontier` and `speed` use the default recipe's base posterior for every method. NNPE, NPE-RS and J-NPE always train
+    their own posterior on plain simulations.
 
     Args:
         experiment: One of `EXPERIMENTS`.

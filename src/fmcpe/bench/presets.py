@@ -42,7 +42,7 @@ class Preset:
         speed_sizes: Numbers of pairs of `speed`.
         sets: Number of nested calibration sets.
         simulations: Simulations of a base posterior.
-        own_simulations: Simulations of NNPE and J-NPE, which train their own posterior.
+        own_simulations: Simulations of NNPE, NPE-RS and J-NPE, which train their own posterior.
         side_simulations: Simulations of base posteriors that only `independence` and `prior` need.
         epochs: Training epochs of a base posterior.
         evaluation: Evaluation settings.
@@ -62,7 +62,7 @@ class Preset:
         zoo: Problems of `zoo`.
         zoo_sizes: Numbers of pairs of `zoo`.
         zoo_sets: Number of calibration sets of `zoo`.
-        zoo_simulations: Simulations of base posteriors, NNPE and J-NPE in `zoo`.
+        zoo_simulations: Simulations of base posteriors, NNPE, NPE-RS and J-NPE in `zoo`.
         zoo_methods: Methods of `zoo`.
         zoo_evaluation: Evaluation settings of `zoo`.
     """

@@ -18,7 +18,7 @@ Options = tuple[tuple[str, Any], ...]
 """Keyword arguments as sorted pairs, so that they can be compared and hashed."""
 
 Kind = Literal["base", "fit"]
-SIMULATION_TRAINED = ("nnpe", "j-npe")
+SIMULATION_TRAINED = ("nnpe", "npe-rs", "j-npe")
 """Methods that train their own posterior on simulations, with the unit's simulations and epochs."""
 
 WITHOUT_BASE = ("reference", "dpe", *SIMULATION_TRAINED)

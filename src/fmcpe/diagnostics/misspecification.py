@@ -6,13 +6,16 @@ Three questions, each with its own evidence:
                                      simulations at θ_j, which tests the simulator alone, and all y against the prior's
     Does it matter for θ?            shift and width of the uncorrected posterior on the pairs, parameter by parameter
     What corrects it?                the stacking weights, and the cross-validated score of the correction over that of none
+
+Without pairs, real observations alone answer half of the first: all y against the prior's simulations.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +23,8 @@ from torch import Tensor
 from fmcpe.diagnostics.calibration import passed, sbc_of_draws
 from fmcpe.diagnostics.cross_validated import bootstrap_ratio, few_words, held_out_of
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
+from fmcpe.diagnostics.unlabelled import unlabelled_test, unlabelled_verdict
 from fmcpe.metrics import energy_score
-
-if TYPE_CHECKING:
-    from fmcpe.posterior import CorrectedPosterior
 
 _WORDS = {
     "shift": "all real data are off by a common shift",
@@ -82,10 +83,11 @@ class MisspecificationResult:
     """Tests of the simulator, and what its errors do to θ; `summary()` formats them.
 
     Args:
-        conditional: y_j against simulations at θ_j: a test of the simulator alone; None in files of earlier versions.
+        conditional: y_j against simulations at θ_j: a test of the simulator alone; None without θ, and in files of earlier
+            versions.
         marginal: All y against simulations from the prior, which also sees another distribution of θ; None without a simulator.
-        parameters: The uncorrected posterior on the pairs; empty if it was no candidate.
-        weights: Stacking weights.
+        parameters: The uncorrected posterior on the pairs; empty if it was no candidate, and without θ.
+        weights: Stacking weights; empty without θ.
         score_ratio: Cross-validated energy score of the correction over that of none, with a 90 % bootstrap interval; NaN
             if the uncorrected posterior was no candidate.
         level: Of each test.
@@ -99,10 +101,14 @@ class MisspecificationResult:
     score_ratio: tuple[float, float, float]
     level: float
     verdict: str
+    labelled: bool = True
+    """Whether θ of the observations is known."""
 
     @property
     def refuted(self) -> bool:
-        """Whether the pairs refute the simulator, at the level."""
+        """Whether the pairs refute the simulator, at the level; without θ, whether y refute simulator and prior together."""
+        if not self.labelled:
+            return self.marginal is not None and self.marginal.p_mmd <= self.level
         return self.conditional is not None and self.conditional.p_value <= self.level
 
     def summary(self) -> str:
@@ -122,10 +128,10 @@ class MisspecificationResult:
                 )
         if self.marginal is not None:
             m = self.marginal
+            what, rows = ("Data and θ together", "pairs") if self.labelled else ("All data", "observations")
             lines.append(
-                f"Data and θ together, against {m.simulations} simulations from the prior: MMD² {m.mmd:.3g}, p = "
-                f"{m.p_mmd:.3g}; log "
-                f"densities lower, p = {m.p_log_prob:.3g}; {m.unlike} of {m.pairs} pairs below 99 % of simulations."
+                f"{what}, against {m.simulations} simulations from the prior: MMD² {m.mmd:.3g}, p = {m.p_mmd:.3g}; log "
+                f"densities lower, p = {m.p_log_prob:.3g}; {m.unlike} of {m.pairs} {rows} below 99 % of simulations."
             )
         if self.parameters:
             width = max(9, *(len(line.name) for line in self.parameters))
@@ -138,6 +144,8 @@ class MisspecificationResult:
                 f"{line.name:<{width}}  {line.shift:+8.2f}  {line.width:13.2f}  {line.verdict}"
                 for line in self.parameters
             ]
+        if not self.labelled:
+            return "\n".join(lines)
         lines += ["", "What the answer is made of:"]
         lines += [
             f"  {weight:4.0%}  {name}: {_ROLES.get(name, 'a candidate of your own')}"
@@ -148,16 +156,42 @@ class MisspecificationResult:
 
 
 def misspecification(
-    posterior: CorrectedPosterior, *, num_permutations: int = 999, level: float = 0.05, seed: int = 0
+    posterior: Any,
+    y_unlabelled: Any = None,
+    simulator: Callable[[Tensor], Any] | None = None,
+    *,
+    simulations: tuple[Any, Any] | None = None,
+    num_simulations: int = 1000,
+    num_permutations: int = 999,
+    level: float = 0.05,
+    seed: int = 0,
 ) -> MisspecificationResult:
-    """Whether the pairs refute the simulator, in which way, and whether it matters.
+    """Whether the pairs refute the simulator, in which way, and whether it matters; or whether real observations alone do.
 
     Args:
-        posterior: Fitted with the default recipe, or with a `Stack`.
+        posterior: Fitted with the default recipe, or with a `Stack`. With `y_unlabelled`, any corrected or base posterior: the
+            test is in the space of its summaries.
+        y_unlabelled: Real measurements at unknown parameters, (M, ...), one or more. Then the pairs are not used.
+        simulator: With `y_unlabelled`: it is run at `num_simulations` draws of the prior.
+        simulations: With `y_unlabelled`: existing simulations ``(theta, x)`` from the prior, in place of the simulator.
+        num_simulations: See `simulator`; of more `simulations`, the first.
         num_permutations: Of each test: the smallest p-value is 1/(num_permutations + 1).
         level: Of each test: a right simulator is called refuted with this probability.
-        seed: Of permutations and bootstrap.
+        seed: Of permutations, bootstrap and simulations.
+
+    Example:
+        >>> result = fmcpe.diagnostics.misspecification(base, y_test, simulator)
+        >>> result.refuted, result.marginal.pairs
+        (True, 50)
     """
+    if y_unlabelled is not None:
+        test = unlabelled_test(posterior, y_unlabelled, simulator, simulations, num_simulations, num_permutations, seed)
+        verdict = unlabelled_verdict(test, level)
+        return MisspecificationResult(None, test, (), {}, (math.nan,) * 3, level, verdict, labelled=False)
+    if simulator is not None or simulations is not None:
+        raise ValueError(
+            "Expected y_unlabelled with a simulator or simulations, got none. Pass y_unlabelled=, or neither."
+        )
     held_out, truth, names = held_out_of(posterior)
     options = {"num_permutations": num_permutations, "seed": seed}
     conditional = marginal = None
