@@ -13,7 +13,7 @@ from fmcpe import tasks
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import on_a_baseline
 from fmcpe.bench.clock import timed_parts
-from fmcpe.bench.fitting import build
+from fmcpe.bench.fitting import build, recipe_of
 from fmcpe.bench.measure import measured, reference_draws
 from fmcpe.bench.plan import EXPERIMENTS, METHODS, ROBUST, WITHOUT_PAIRS, plan
 from fmcpe.bench.presets import PRESETS
@@ -35,6 +35,12 @@ def test_a_plan_has_every_unit_once_and_base_posteriors_first(experiment, preset
         assert unit.kind == "base" or unit.method in METHODS
         assert (unit.pairs == 0) == (unit.kind == "base" or unit.method in WITHOUT_PAIRS)
         assert Unit.from_json(unit.to_json()) == unit
+
+
+@pytest.mark.parametrize(("experiment", "preset"), ALL)
+def test_every_recipe_of_a_plan_is_within_its_limits(experiment, preset):
+    for method, changed in {(unit.method, unit.recipe) for unit in plan(experiment, preset) if "fmcpe" in unit.method}:
+        assert recipe_of(method, dict(changed)) is not None
 
 
 def test_plans_are_the_same_in_every_process():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fmcpe._options import LARGEST, SHARE, check_option, check_options, check_whole_numbers
+from fmcpe._options import LARGEST, POSITIVE, SHARE, check_option, check_options, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import number_held_out
@@ -59,7 +59,7 @@ class Paper:
         batch_size: Pairs per gradient step.
         learning_rate: Learning rate of Adam.
         schedule: ``"constant"`` or ``"cosine"``.
-        clip: Maximum gradient norm, of each network.
+        clip: Maximum gradient norm, of each network; 1e9 clips nothing.
         clip_jointly: Clip the gradient norm of both networks together.
         checkpoint: Weights of the ``"last"`` epoch, or of the ``"best"`` by the sum of both validation losses.
         validation_fraction: Share of the pairs held out for the validation losses.
@@ -114,7 +114,9 @@ class Paper:
         return self.num_statistics
 
     def __post_init__(self) -> None:
-        limits = {"num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE}
+        limits = {
+            "num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE, "clip": (POSITIVE, math.inf),
+        }  # fmt: skip
         check_options(self, limits, LARGEST)
         for name, choices in _CHOICES.items():
             given = getattr(self, name)
