@@ -6,9 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+from conftest import PRIOR
+
+from fmcpe import FMCPEWarning
+from fmcpe.base_posteriors.bayesflow import from_bayesflow
 
 HERE = Path(__file__).parent
 
@@ -67,6 +72,21 @@ def test_the_page_runs(found, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Corrected posterior of amplitude, rate" in done.stdout
     assert "no density estimator to fine-tune" in done.stdout
+
+
+def test_approximators_that_ignore_the_seed_are_warned_of():
+    class Before:  # as in BayesFlow 2.0.10
+        def sample(self, *, num_samples, conditions, **options): ...
+        def log_prob(self, data): ...
+
+    class Now(Before):
+        def sample(self, *, num_samples, conditions, seed=None, **options): ...
+
+    with pytest.warns(FMCPEWarning, match=r"2\.0\.11"):
+        from_bayesflow(Before(), PRIOR, ["gain", "mass"], "x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_bayesflow(Now(), PRIOR, ["gain", "mass"], "x")
 
 
 def test_importing_fmcpe_does_not_import_bayesflow():
