@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TEST = ("dev", "chambers", "dask", "files", "arviz")
+TEST = ("dev", "chambers", "dask", "files", "arviz", "bayesflow")
 EXTRAS: dict[str, tuple[str, ...]] = {"demo": (), "test": TEST, "docs": (*TEST, "docs")}
 TORCH = re.compile(r"(torch==|nvidia-|cuda-|triton==)")
 HEADER = "# Written by `make lock` from pyproject.toml and constraints.txt: edit those.\n"

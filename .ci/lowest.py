@@ -1,4 +1,7 @@
-"""Print the lowest versions that pyproject.toml allows, as constraints for pip: ``python .ci/lowest.py``."""
+"""Print the lowest versions that pyproject.toml allows, as constraints for pip: ``python .ci/lowest.py``.
+
+The extra bayesflow is not tested with them: it asks for newer versions of numpy, scipy and matplotlib itself.
+"""
 
 from __future__ import annotations
 

@@ -25,14 +25,15 @@ def workflow() -> bf.BasicWorkflow:
     """As BayesFlow's own users train one: named parameters, one array of data."""
     keras.utils.set_random_seed(0)
     torch.manual_seed(0)
-    theta = PRIOR.sample((2000,))
+    theta = PRIOR.sample((4000,))
     data = {"gain": theta[:, :1].numpy(), "mass": theta[:, 1:].numpy(), "x": simulate(theta).numpy()}
     made = bf.BasicWorkflow(
-        inference_network=bf.networks.CouplingFlow(depth=3),
+        inference_network=bf.networks.CouplingFlow(depth=2),
         inference_variables=["gain", "mass"],
         inference_conditions=["x"],
+        initial_learning_rate=5e-3,  # 200 steps are enough then
     )
-    made.fit_offline(data, epochs=20, batch_size=64, verbose=0)
+    made.fit_offline(data, epochs=10, batch_size=200, verbose=0)
     return made
 
 

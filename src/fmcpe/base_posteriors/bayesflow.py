@@ -8,7 +8,9 @@ gradients off for the whole process: training here switches them on for itself, 
 
 from __future__ import annotations
 
+import inspect
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._checks import parameter_dim
+from fmcpe._errors import FMCPEWarning
 from fmcpe.base_posteriors.base import BasePosterior
 
 
@@ -103,6 +106,13 @@ def from_bayesflow(
         raise TypeError(
             f"Expected a BayesFlow approximator of a continuous posterior, got a {type(approximator).__name__}. Train e.g. a "
             "bayesflow.ContinuousApproximator."
+        )
+    if "seed" not in inspect.signature(approximator.sample).parameters:
+        warnings.warn(
+            "Expected an approximator whose draws take a seed, got one that ignores it: draws will not repeat with seed=. "
+            "Install BayesFlow 2.0.11 or newer: pip install 'fmcpe[bayesflow]'.",
+            FMCPEWarning,
+            stacklevel=2,
         )
     given = {name: list(value) for name, value in _inputs(approximator).items()}
     parameters = list(parameters) if parameters is not None else given["inference_variables"]
