@@ -5,9 +5,9 @@ r"""Far from the pairs, the posterior returns to the prior: \( w(y) = (1 - λ(y)
 have no θ and that one is smaller (`fmcpe.in_range`), λ_x = p_0 / (p_0 + p).
 
 **Spread.** A posterior out of range must not be sharper than one in range. λ_v is the smallest share of the prior for which
-the standard deviation of each parameter, and half of its central 68 % interval, in physical and in unconstrained space, are at
-least the median over the posteriors at the pairs, or the prior's if that is smaller (`fmcpe.spread`), times a ramp in log p:
-0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
+the standard deviation of each parameter, its central 68 % interval and its shortest 50 % interval, in physical and in
+unconstrained space, are at least the median over the posteriors at the pairs, or the prior's if that is smaller
+(`fmcpe.spread`), times a ramp in log p: 0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
 
 **Parameters.** Pairs that cover a part of the prior carry no information about the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
@@ -39,7 +39,7 @@ class WithinRange(Posterior):
         simulated: Reference distribution of simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
-        typical: Median spreads of the answers at the pairs (4p numbers); None for files of earlier versions.
+        typical: Median spreads of the answers at the pairs (`fmcpe.spread`); None for files of earlier versions.
         real: Reference distribution of all real observations, with θ and without; None if all have θ.
     """
 
@@ -120,7 +120,8 @@ class WithinRange(Posterior):
         if self.typical is None or not bool((ramp > 0).any()):
             return out
         prior, space = self.few.to(y.device), self.prior.space
-        least = torch.minimum(torch.tensor(self.typical).to(self.prior_spreads), self.prior_spreads).to(y.device)
+        least = torch.tensor(self.typical).to(self.prior_spreads)
+        least = torch.minimum(least, self.prior_spreads[: len(least)]).to(y.device)
         with seeded(0), torch.no_grad():
             parts = [self.inner.sample(rows, draws) for rows in y[ramp > 0].split(200)]  # bounds memory
         out[ramp > 0] = torch.cat([share_needed(z, prior, least, space) for z in parts]).to(out)

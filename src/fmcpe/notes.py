@@ -23,7 +23,9 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     from fmcpe.diagnostics.span import design_notes
 
     space, truth = problem.space, problem.theta
-    before = fitted.fits[fitted.names.index("uncorrected")].draws[:, 0] if "uncorrected" in fitted.names else None
+    before = (
+        fitted.fits[fitted.names.index("uncorrected")].draws.flatten(1, 2) if "uncorrected" in fitted.names else None
+    )
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
     old = draws if before is None else space.to_theta(before.flatten(0, 1)).reshape(before.shape)
     after_error, before_error = (_error(each, truth, fitted.importance) for each in (draws, old))
@@ -69,12 +71,12 @@ def _error(draws: Tensor, truth: Tensor, importance: Tensor) -> Tensor:
 
 
 def _coverage(draws: Tensor, truth: Tensor, importance: Tensor, levels: tuple[float, ...] = (0.8, 0.9)) -> Tensor:
-    """Share of the pairs inside the central intervals, (levels, p)."""
-    out = []
-    for level in levels:
-        low, high = draws.quantile((1 - level) / 2, dim=1), draws.quantile((1 + level) / 2, dim=1)
-        out.append((importance[:, None] * ((truth >= low) & (truth <= high))).mean(0).clamp_max(1.0))
-    return torch.stack(out)
+    """Share of the pairs inside the central intervals, (levels, p), by ranks: quantiles of few draws are too narrow."""
+    from fmcpe.diagnostics.draws import central_credibility
+
+    credibility = central_credibility(draws.transpose(0, 1), truth).to(importance.device)
+    inside = [(importance[:, None] * (credibility <= level)).mean(0).clamp_max(1.0) for level in levels]
+    return torch.stack(inside)
 
 
 def _refuted(lines: tuple[ParameterRecord, ...], effective: float, level: float = 0.01) -> list[str]:
@@ -97,7 +99,7 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
         if bad and weight > carries and sum(bad) / len(bad) > share:
             return [
                 f"Importance weights of {name}, which has weight {weight:.2f}, are unreliable for {sum(bad) / len(bad):.0%} of "
-                "the held-out pairs (Pareto k̂ above 0.7). Compare with recipe=Stack(...) without it."
+                "the held-out pairs (Pareto k̂ above 0.7). In Python, compare with recipe=Stack(...) without it."
             ]
     return []
 

@@ -62,7 +62,7 @@ def cross_fit(
     started = time.perf_counter()
     if not candidate.uses_pairs:
         everything = torch.arange(len(problem), device=problem.theta.device)
-        subsets, unseen = [everything], [[everything]]
+        subsets, unseen = [everything], [[everything]] * len(folds)
     else:
         unseen = [[(split == k).nonzero()[:, 0] for k in range(len(ks))] for split, ks in zip(folds, rows, strict=True)]
         subsets = [each for ks in rows for each in ks]
@@ -71,7 +71,7 @@ def cross_fit(
     for member in members:  # members share the components of a density that is a Monte-Carlo mixture
         member.use_components(max(2, member.components // len(members)))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
-    asked = iter(members)
+    asked = iter(members if candidate.uses_pairs else members * len(folds))  # draws of their own for each repeat
     for repeat, parts in enumerate(unseen):
         for fold, inside in enumerate(parts):
             with seeded(derive(seed, candidate.name, "draw", repeat, fold)):
@@ -301,7 +301,7 @@ class Stack:
                 outside = training if len(training) else inside
                 w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), importance[outside])
                 scores[repeat, inside] = distances.rows(inside).scores(w)
-                own = [fit.draws[inside, repeat % fit.draws.shape[1]] for fit in fits.values()]
+                own = [fit.draws[inside, repeat] for fit in fits.values()]
                 each = torch.stack(own)  # (K, n, S, p)
                 which = torch.multinomial(w, len(inside) * size, replacement=True).reshape(len(inside), size)
                 draws[inside, repeat] = each[which, torch.arange(len(inside))[:, None], torch.arange(size)]

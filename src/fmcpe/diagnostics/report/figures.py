@@ -17,6 +17,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from fmcpe.diagnostics.draws import central_coverage
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -93,7 +95,8 @@ def estimates(truth: np.ndarray, before: np.ndarray | None, after: np.ndarray, n
             axes.vlines(truth[chosen], low[chosen], high[chosen], color=color, lw=1.2, alpha=0.8)
             axes.plot(truth[chosen], middle[chosen], marker, color=color, ms=3.5)
         axes.axline((truth[0], truth[0]), slope=1, color=INK, lw=0.8)
-        axes.set_title(f"{title}: {100 * hit.mean():.0f} % inside")
+        share = float(central_coverage(draws.T[..., None], truth[:, None], 0.8))  # as in the table
+        axes.set_title(f"{title}: {100 * share:.0f} % inside")
         axes.set_xlabel(f"true {name}")
         axes.locator_params(nbins=4)
         if axes is figure.axes[0]:
