@@ -51,7 +51,7 @@ def test_one_call(base, posteriors):
         figure.canvas.draw()
     frame = found.to_dataframe()
     assert list(frame["posterior"]) == ["before", "after"] * 2
-    assert str(found) == text
+    assert str(found) == repr(found) == text
 
 
 def test_pairs_of_the_fit_are_named(base, posteriors, pairs):

@@ -177,6 +177,7 @@ def test_saved_and_loaded_draws_are_equal(posterior, tmp_path):
 def test_summary_and_repr_are_readable(posterior):
     assert "calibration pairs" in posterior.summary()
     assert repr(posterior).startswith("CorrectedPosterior(")
+    assert posterior.summary().startswith(str(posterior)) and "calibration pairs" in str(posterior)
 
 
 WRONG = {

@@ -68,6 +68,6 @@ def test_a_fitted_posterior_is_judged_also_after_loading(posteriors, tmp_path):
     assert low < ratio < high < 1
     assert "times that of the uncorrected posterior" in found.summary() and "30 held-out pairs" in found.summary()
     again = calibration(fmcpe.load(posterior.save(tmp_path / "a.fmcpe")))
-    assert again.summary() == found.summary()
+    assert str(again) == repr(again) == found.summary()
     with pytest.raises(ValueError, match=r"recipe=.default."):
         calibration(posteriors("joint"))

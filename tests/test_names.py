@@ -31,7 +31,7 @@ def posterior(named, pairs):
 def test_names_of_the_base_posterior_stay(posterior, tmp_path):
     assert posterior.names == NAMES
     loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe"))
-    assert loaded.names == NAMES
+    assert loaded.names == loaded.shared.base.posterior.names == NAMES
     assert "Corrected posterior of offset, gain" in loaded.summary() and "gain: median error" in loaded.summary()
     assert fmcpe.diagnostics.calibration(loaded).sbc.names == NAMES
     assert baselines.NPE(FMCPE(posterior.shared.base, simulate).base).fit().names == NAMES

@@ -35,6 +35,7 @@ def test_simulations_at_draws(posteriors):
     assert torch.equal(check.x, again.x) and check.p_value == again.p_value
     assert torch.allclose(check.ranks, (check.x < Y).double().mean(0))
     assert "p = " in check.summary()
+    assert str(check) == repr(check) == check.summary()
 
 
 def test_a_wrong_simulator_shows(posteriors):

@@ -1,5 +1,6 @@
 """Is this observation in range: p-values of exchangeable ones, and the answer far outside."""
 
+import json
 import warnings
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from conftest import PRIOR, observe, simulate
 from torch.distributions import Independent, Normal
 
+import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, Stack, candidates
 from fmcpe._random import seeded
+from fmcpe.extrapolation import WithinRange
 from fmcpe.in_range import Range
 from fmcpe.spaces import ParameterSpace
 from fmcpe.spread import share_needed, spreads
@@ -38,6 +41,46 @@ def test_heavy_tails_of_the_pairs_are_in_range():
     p, share = usual.p_values(near), usual.conformal(near) - 1 / 401
     assert bool((p >= share - 1e-6).all())
     assert float((p < 1e-3).double().mean()) < 0.005
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_another_value_of_a_sensor_that_never_varied_is_out_of_range(simulated):
+    """It has no variance, so no distance sees it; rounding does not count, and nothing becomes NaN."""
+    with seeded(0):
+        rows, near, like = (torch.cat([torch.randn(n, 3), torch.full((n, 1), 7.3)], 1) for n in (30, 50, 300))
+    usual = Range.of(rows, like + 2 if simulated else None)
+    moved, rounded = near.clone(), near.clone()
+    moved[:, 3], rounded[:, 3] = 7.4, 7.3 * (1 + 1e-6)
+    assert usual.constant == (3,)
+    assert usual.p_values(moved).tolist() == [0.0] * 50
+    assert torch.allclose(usual.conformal(moved), torch.tensor(1 / 31))
+    assert torch.equal(usual.p_values(rounded), usual.p_values(near))
+    assert float(usual.p_values(near).min()) > 1e-4
+    varied = Range.of(rows, torch.cat([like[:, :3], torch.randn(300, 1)], 1))
+    assert varied.constant == ()  # the simulations give its variance
+    assert float(varied.p_values(moved).min()) > 0
+
+
+def test_constant_summaries_survive_a_file(base, pairs, tmp_path):
+    """The columns are in the manifest; a manifest of an earlier version has none, one with other columns is refused."""
+    recipe = Stack([candidates.Prior(), candidates.ResidualShift()], folds=2, repeats=1)
+    posterior = FMCPE(base, simulate, recipe=recipe).fit(*pairs, seed=0, show_progress_bars=False)
+    inner, shared = posterior.inner, posterior.shared
+    config = inner.to_config()
+    assert "constant" not in config and WithinRange.from_config(config, shared).usual.constant == ()
+    inner.usual.constant = (1,)
+    config = json.loads(json.dumps(inner.to_config()))
+    with seeded(9):
+        y = observe(PRIOR.sample((2,)))
+    loaded = fmcpe.load(posterior.save(tmp_path / "run.fmcpe")).inner
+    p, share, draws = loaded.p_values(y), loaded.share_of_prior(y), loaded.sample(y, 10)
+    densities = loaded.log_prob(draws, y)
+    assert loaded.usual.constant == (1,)
+    assert p.tolist() == [0.0] * 2 and share.tolist() == [1.0] * 2
+    assert bool(draws.isfinite().all()) and bool(densities.isfinite().all())
+    config["constant"][0] = [99]
+    with pytest.raises(ValueError, match="columns of 3 summaries"):
+        WithinRange.from_config(config, shared)
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
@@ -173,6 +216,6 @@ def test_scores_that_are_not_those_of_the_answer_are_named(base, fixed):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
-    named = [str(each.message) for each in caught if "of the answer at the pairs" in str(each.message)]
+    named = [str(each.message) for each in caught if "The prior has weight" in str(each.message)]
     assert len(named) == fixed
-    assert ("of the answer at the pairs" in posterior.summary()) == fixed
+    assert ("The prior has weight" in posterior.summary()) == fixed

@@ -94,8 +94,9 @@ class WithinRange(Posterior):
         if draws is not None:
             out.typical = spreads(draws[rows], problem.space).median(0).values.tolist()
         number, tails = len(z), torch.tensor([0.01, 0.99], device=problem.pool.device)
-        low, high = problem.pool.quantile(tails, dim=0)  # a base posterior that is far off reads θ that no prior has
-        # N pairs are 1/N of the prior's deviation apart, if they span it: so far each of them reaches
+        # `share_by_theta` clamps draws to this range: a base posterior far out of distribution has draws far outside the prior
+        low, high = problem.pool.quantile(tails, dim=0)
+        # N pairs that span the prior are about 1/N of its standard deviation apart; this spacing is added to their variance
         scale = ((1 + 1 / number) * z.var(0, correction=min(1, number - 1)) + 1 / number**2).sqrt()
         out.measured = torch.stack([z.mean(0), scale, low, high])
         return out
@@ -172,17 +173,26 @@ class WithinRange(Posterior):
     def to_config(self) -> dict[str, Any]:
         kept = [self.usual, self.simulated, *([] if self.real is None else [self.real])]
         ranges = [None if r is None else [*r.matrix.shape, len(r.distances)] for r in kept]
+        constant = [[] if r is None else list(r.constant) for r in kept]
         return {
             "inner": to_config(self.inner), "ranges": ranges, "half": self.p_half,
             "before": self.usual.before, "spreads": self.typical,
-        } | ({} if self.real is None else {"real_before": self.real.before})  # fmt: skip
+        } | ({} if self.real is None else {"real_before": self.real.before}) | (
+            {"constant": constant} if any(constant) else {}
+        )  # fmt: skip
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
-        usual, simulated, *others = (
+        ranges = [
             None if sizes is None else Range.empty(mean=sizes[0], matrix=tuple(sizes[:2]), distances=sizes[2])
             for sizes in config["ranges"]
-        )
+        ]
+        for found, columns in zip(ranges, config.get("constant", ()), strict=False):  # only if there are any
+            if found is not None:
+                if not all(type(k) is int and 0 <= k < len(found.mean) for k in columns):
+                    raise ValueError(f"Expected columns of {len(found.mean)} summaries, got {columns}.")
+                found.constant = tuple(columns)
+        usual, simulated, *others = ranges
         assert usual is not None
         real = others[0] if others else None
         for each, name in ((usual, "before"), (real, "real_before")):  # files of earlier versions have neither

@@ -7,11 +7,12 @@ tail of the distance; Hill, 1975); and the share of pairs that are as far.
 
 Few pairs determine neither covariance nor spread. Simulations complete them, as pseudo-pairs of the covariance (about the
 pairs' own mean, so that an offset of the simulator does not matter) and as a conjugate normal-inverse-gamma prior of the log
-distances.
+distances. A summary that is constant in the pairs and in these simulations has no variance: another value of it has distance
+infinity, and p = 0.
 
 Real observations without θ add a second p-value, of the distance to all real observations, and the smaller one counts. They
-say what else is real, and nothing of θ: an observation unlike the pairs stays out of range, however usual it is. So the check
-becomes sharper where pairs are few, and never more lenient.
+show how real data are distributed, but carry no information about θ: an observation unlike the pairs stays out of range even
+if it is like other real data. So the check becomes sharper where pairs are few, and never more lenient.
 """
 
 from __future__ import annotations
@@ -40,13 +41,17 @@ class Range(Fitted):
     """Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
     before: tuple[float, float] | None = None
     """Mean and standard deviation of log distances between simulations, the prior for few pairs; None without simulations."""
+    constant: tuple[int, ...] = ()
+    """Summaries with one value in all reference observations, and one in the simulations that complete them."""
 
     @classmethod
     def of(cls, rows: Tensor, like: Tensor | None = None, directions: int = 16) -> Range:
         """From summaries (N, f), in at most `directions` principal directions; simulations `like` regularise the fit."""
         number = len(rows)
         size = max(1, min(directions, rows.shape[1], number // 3 if like is None else len(like) // 3))
-        like = None if like is None else like - like.mean(0)
+        constant = torch.stack([each.amax(0) == each.amin(0) for each in (rows, like) if each is not None]).all(0)
+        # the mean of equal numbers is not exactly this number: the rounding error is no variance
+        like = None if like is None else (like - like.mean(0)).masked_fill(constant, 0)
         mean, matrix = whitening(rows, size, like, cls.pseudo_pairs)
         distances, folds = rows.new_zeros(number), torch.arange(number, device=rows.device) % min(number, 20)
         for k in folds.unique() if number > (3 if like is None else 1) else ():
@@ -54,6 +59,7 @@ class Range(Fitted):
                 rows[folds == k], *whitening(rows[folds != k], size, like, cls.pseudo_pairs)
             )
         out = cls(mean=mean, matrix=matrix, distances=distances)
+        out.constant = tuple(constant.nonzero()[:, 0].tolist())
         if like is not None:
             out.before = _between_simulations(like, number, size, cls.pseudo_pairs)
         return out
@@ -72,15 +78,21 @@ class Range(Fitted):
             variance = ((number - 1) * variance + pseudo * deviation**2 + apart) / freedom
             mean = (number * mean + pseudo * usual) / count
         scale = variance.sqrt().clamp_min(1e-3) * (1 + 1 / count) ** 0.5
-        distance = _log_distance(rows, self.mean, self.matrix)
+        distance = self._log_distances(rows)
         share = (self.distances >= distance[:, None]).float().mean(1)
         normal = torch.maximum(share, student_tail((distance - mean) / scale, freedom))
         return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale), pseudo))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of reference distances at least as large; at least 1/(N + 1)."""
-        distance = _log_distance(rows, self.mean, self.matrix)[:, None]
+        distance = self._log_distances(rows)[:, None]
         return (1 + (self.distances >= distance).sum(1)) / (1 + len(self.distances))
+
+    def _log_distances(self, rows: Tensor) -> Tensor:
+        """Log distances, (B,); infinite where a summary without variation has another value, beyond rounding."""
+        distance, columns = _log_distance(rows, self.mean, self.matrix), list(self.constant)
+        usual = self.mean[columns]
+        return distance.masked_fill(((rows[:, columns] - usual).abs() > 1e-5 * usual.abs()).any(1), torch.inf)
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ class RangeCheck:
         pairs: P-value of the distance to the calibration pairs.
         conformal: Conformal p-value of the same distance: approximately valid for any distribution, at least 1/(N + 1).
         simulations: P-value of the distance to simulations from the prior; NaN without a simulator.
-        prior_share: λ, the share of the prior in the answer.
+        prior_share: λ, the weight of the prior.
         real: P-value of the distance to all real observations, with θ and without; None if all have θ.
         level: P-value below which an observation is called out of range.
     """
@@ -121,7 +133,7 @@ class RangeCheck:
         real = [f"p = {p:.2g} against all real data; " for p in ([] if self.real is None else self.real.tolist())]
         return "\n".join(
             f"observation {i}: {'out of range' if out else 'in range'} (p = {p:.2g}, conformal p = {c:.2g} against the pairs; "
-            f"{real[i] if real else ''}p = {s:.2g} against simulations); the prior has {share:.0%} of the answer"
+            f"{real[i] if real else ''}p = {s:.2g} against simulations); the prior has weight {share:.2g}"
             for i, (out, p, c, s, share) in enumerate(zip(*columns, strict=True))
         )
 

@@ -105,13 +105,13 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
 
 
 def _widened(fitted: Fitted, problem: Problem, level: float = 0.1) -> list[str]:
-    """Whether the prior has much of the answer even at the pairs: the scores are computed without it."""
+    """Whether the prior has a large weight even at the pairs: the scores are computed without it."""
     assert isinstance(fitted.posterior, WithinRange)
     share = float(fitted.posterior.share_of_prior(problem.y[:50]).mean())
     if share < level:
         return []
     return [
-        f"The prior has {share:.0%} of the answer at the pairs, because θ was not measured over its range. Scores, errors and "
+        f"The prior has weight {share:.2g} at the pairs, because θ was not measured over its range. Scores, errors and "
         "coverage are without that: they hold for θ like those of the pairs. If θ stays there, pass target_prior=."
     ]
 

@@ -346,6 +346,10 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         """What was fitted, and its scores on held-out pairs, as text."""
         return self.record.text(self.space.dim, tuple(self.observation_shape))
 
+    def __str__(self) -> str:
+        """The first lines of the summary: pairs and weights."""
+        return "\n".join(self.record.head(self.space.dim, tuple(self.observation_shape)))
+
     def __repr__(self) -> str:
         return (
             f"CorrectedPosterior(p={self.space.dim}, x_shape={tuple(self.observation_shape)}, "

@@ -204,6 +204,19 @@ class Record:
 
     def text(self, dim: int, shape: tuple[int, ...]) -> str:
         """The text of `CorrectedPosterior.summary`."""
+        lines = self.head(dim, shape)
+        if self.parameters:
+            lines += ["", "On held-out pairs, before -> after:"]
+            for p, label in zip(self.parameters, self.labels, strict=True):
+                (b80, b90), (a80, a90) = p.coverage_before, p.coverage
+                lines.append(
+                    f"  {label}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
+                    f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
+                )
+        return "\n".join([*lines, *(["", *(note.text for note in self.notes)] if self.notes else [])])
+
+    def head(self, dim: int, shape: tuple[int, ...]) -> list[str]:
+        """The first lines of the text: pairs, and weights of the candidates."""
         named = ", ".join(with_units(self.names, self.units)) or f"{dim} parameter(s)"
         what = "Corrected posterior" if self.method == "FMCPE" else f"Posterior by {self.method}"
         others = f" and {self.num_unlabelled} real observations without θ" if self.num_unlabelled else ""
@@ -222,12 +235,4 @@ class Record:
             lines += [f"  {name:20s} {weight:6.2f}   {self.scores[name]:.3f}" for name, weight in self.weights.items()]
             lines.append(f"  {'stack':20s}          {self.score:.3f}  (approximately held out)")
             lines += [f"  {name:20s} not fitted: {reason}" for name, reason in self.skipped.items()]
-        if self.parameters:
-            lines += ["", "On held-out pairs, before -> after:"]
-            for p, label in zip(self.parameters, self.labels, strict=True):
-                (b80, b90), (a80, a90) = p.coverage_before, p.coverage
-                lines.append(
-                    f"  {label}: median error {p.error_before:.3g} -> {p.error:.3g}; 80 % interval holds {b80:.0%} -> "
-                    f"{a80:.0%}, 90 % {b90:.0%} -> {a90:.0%}; pairs from {p.low:.4g} to {p.high:.4g}"
-                )
-        return "\n".join([*lines, *(["", *(note.text for note in self.notes)] if self.notes else [])])
+        return lines

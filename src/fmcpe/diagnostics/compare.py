@@ -119,7 +119,7 @@ class Comparison:
             lines.append(f"{self.seen} of the pairs were used in the fit: the numbers after correction are too good.")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.summary()
 
     def figures(self) -> dict[str, Figure]:

@@ -103,6 +103,9 @@ class CalibrationResult:
         parts = (self.sbc.summary(), self.pit.summary(), self.coverage.summary())
         return "\n\n".join([self.verdict, "\n".join(lines), *parts])
 
+    def __repr__(self) -> str:
+        return self.summary()
+
 
 def _against(ratio: tuple[float, float, float]) -> str:
     middle, low, high = ratio

@@ -81,6 +81,9 @@ class PredictiveCheck:
         )
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return self.summary()
+
     def plot(self, max_panels: int = 9) -> Figure:
         """Histograms for few numbers, bands for series, three panels for images (`fmcpe.diagnostics.predictive_plot`)."""
         from fmcpe.diagnostics.predictive_plot import predictive_figure

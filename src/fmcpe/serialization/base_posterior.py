@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fmcpe._checks import parameter_dim
 from fmcpe._errors import FileError
+from fmcpe._names import as_names
 from fmcpe.base_posteriors.adapters import DensityBase, EnsembleBase, as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior
@@ -53,7 +54,8 @@ def describe_base(base: BasePosterior) -> tuple[dict[str, Any], dict[str, Tensor
     if prior is None or (source.embedding_net is not None and embedding is None):
         return says | {"why": "a file cannot describe its prior or its embedding_net"}, tensors
     tensors |= {f"prior.{k}": v for k, v in prior[1].items()}
-    return says | {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}, tensors
+    says |= {"kind": "npe", "flow": asdict(source.flow), "embedding": embedding, "prior": prior[0]}
+    return says | ({} if source.names is None else {"names": list(source.names)}), tensors
 
 
 def _describe_other(base: BasePosterior) -> dict[str, Any]:
@@ -116,7 +118,10 @@ def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPoste
     embedding = None if says["embedding"] is None else build(says["embedding"])
     theta, x, flow = prior.sample((8,)), torch.randn(8, *manifest["x_shape"]), FlowSize(**says["flow"])
     estimator = build_npe(theta, x, prior, flow, embedding)
-    return NPEPosterior(estimator.eval(), prior, flow, embedding, {})
+    posterior = NPEPosterior(estimator.eval(), prior, flow, embedding, {})
+    if says.get("names") is not None:  # files of earlier versions have none
+        posterior.names = as_names(says["names"], parameter_dim(prior))
+    return posterior
 
 
 def _with_weights(

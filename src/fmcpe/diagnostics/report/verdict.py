@@ -65,7 +65,7 @@ def _help(record: Record, found: CalibrationResult) -> str:
     kept = record.weights.get("uncorrected", 0.0)
     if low <= 1 <= high and kept > 0.5:
         return (
-            f"No need of a correction shows: the uncorrected posterior has {100 * kept:.0f} % of the answer, and the score on "
+            f"No need of a correction shows: the uncorrected posterior has weight {kept:.2f}, and the score on "
             f"held-out pairs is {ratio:.2f} ({low:.2f} to {high:.2f}) times its own."
         )
     word = "lowers" if ratio < 1 else "raises"
