@@ -95,7 +95,9 @@ class Leaking(BasePosterior):
         return (x[:, None, :2] / torch.tensor([1.0, 4.0])) + 0.5 * torch.randn(len(x), n, 2)
 
 
-def test_a_joint_flow_does_not_depend_on_the_pairs_it_is_scored_on_if_the_base_posterior_leaks():
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_joint_flow_does_not_depend_on_the_pairs_it_is_scored_on_if_the_base_posterior_leaks(fixed, monkeypatch):
+    monkeypatch.setattr(Leaking, "fixed_noise", fixed)
     here, there = (problem_of(Leaking(PRIOR, torch.Size((3,))), seed, 9) for seed in (0, 1))
     folds = torch.arange(9) % 3
     changed = with_pairs_of(here, (folds == 0).nonzero()[:, 0], there)

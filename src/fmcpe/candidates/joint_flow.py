@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._options import SHARE, Limits
-from fmcpe._random import derive, seeded
+from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import (
     Candidate,
@@ -220,11 +220,8 @@ class JointFlow(Candidate):
             again = y.repeat_interleave(copies, dim=1)
             moved = carry(u_x, again, again + self.sigma * torch.randn_like(again), solver)
             scaled = zip(x_scales, moved.unflatten(2, problem.seen.shape[1:]), strict=True)
-            seed, drawn = int(torch.randint(2**31, ())), []
-            for k, (scale, each) in enumerate(scaled):
-                with seeded(derive(seed, k)):  # how many draws are repeated depends on the member's data
-                    drawn.append(base.sample(scale.inverse(each), 1)[:, 0])
-            return space.to_z_safely(torch.cat(drawn)).reshape(number, size, copies, -1)
+            drawn = base.sample_each([scale.inverse(each) for scale, each in scaled], 1)
+            return space.to_z_safely(torch.cat(drawn)[:, 0]).reshape(number, size, copies, -1)
 
         def loss(step: int) -> Tensor:
             nonlocal pool
