@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import PRIOR, observe, simulate
 
-from fmcpe import FMCPE, Stack, _ambient, candidates, train_npe
+from fmcpe import FMCPE, Stack, _ambient, candidates, diagnostics, load, train_npe
+from fmcpe._random import seeded
 
 LIGHT = Stack(
     [candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift(), candidates.FineTuned(steps=4)],
@@ -91,6 +92,40 @@ def test_any_setting_gives_the_same_bits_and_is_left_as_it_was(name, plain, pair
     for one, other in zip(plain, found, strict=True):
         assert other.dtype == torch.float32
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_file_loads_under_any_setting(name, posteriors, pairs, tmp_path):
+    posterior, (theta, y) = posteriors("fine_tuned"), pairs
+    path = posterior.save(tmp_path / "run.fmcpe")
+    with SETTINGS[name]():
+        before = ambient()
+        loaded = load(path)
+        assert ambient() == before
+        inside = loaded.sample((20,), x=y[0], **QUIET)
+    assert {each.dtype for each in loaded.inner.state_dict().values() if each.is_floating_point()} == {torch.float32}
+    for draws in (inside, loaded.sample((20,), x=y[0], **QUIET)):
+        assert torch.equal(draws, posterior.sample((20,), x=y[0], **QUIET))
+    theta = theta[:3].clone().requires_grad_()
+    loaded.log_prob(theta, x=y[0], track_gradients=True).sum().backward()
+    assert bool(theta.grad.abs().sum() > 0)
+
+
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+def test_intervals_and_suspects_do_not_depend_on_the_default_dtype(posteriors):
+    with seeded(0):
+        posterior, theta = posteriors("residual_shift"), PRIOR.sample((20,))
+        y = observe(theta)
+
+    def found():
+        interval = posterior.conformalize(theta, y, num_samples=50, seed=0).interval(0.8, x=y[:2])
+        return interval.low, interval.high, str(diagnostics.suspects(posterior, level=1.1))
+
+    plain = found()
+    with double():
+        inside = found()
+    assert torch.equal(inside[0], plain[0]) and torch.equal(inside[1], plain[1])
+    assert inside[2] == plain[2] and "Suspect" in plain[2]
 
 
 def test_small_data_are_fitted_with_one_thread_and_images_with_the_callers():

@@ -8,7 +8,8 @@ import torch
 from conftest import PRIOR, SMALL, observe, simulate
 from scipy import stats
 
-from fmcpe import FMCPE, FMCPEWarning, candidates
+from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, notes
+from fmcpe.candidates.synthetic_likelihood import SyntheticPosterior
 from fmcpe.diagnostics import central_coverage
 from fmcpe.notes import _coverage, _refuted
 from fmcpe.record import ParameterRecord
@@ -74,6 +75,23 @@ def test_errors_and_coverage_of_each_parameter_are_physical_and_held_out(posteri
     assert said in posterior.summary() and f"90 % {first.coverage_before[1]:.0%} -> {first.coverage[1]:.0%}" in (
         posterior.summary()
     )
+
+
+def test_importance_weights_are_judged_by_the_held_out_draws(base, pairs, monkeypatch):
+    """Other notes draw from the members again, which overwrites what they recorded."""
+
+    def drawing(fitted, problem):
+        for member in fitted.fits[0].members:
+            assert isinstance(member, SyntheticPosterior)
+            member.unreliable = 1.0
+        return []
+
+    monkeypatch.setattr(notes, "_widened", drawing)
+    recipe = Stack([candidates.SyntheticLikelihood(degrees=(1,))], folds=2, repeats=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FMCPEWarning)
+        posterior = FMCPE(base, simulate, recipe=recipe).fit(*pairs, seed=0, show_progress_bars=False)
+    assert "importance" not in {note.kind for note in posterior.record.notes}
 
 
 def test_what_was_skipped_is_in_the_summary_with_its_reason(base, pairs):

@@ -219,3 +219,25 @@ def test_scores_that_are_not_those_of_the_answer_are_named(base, fixed):
     named = [str(each.message) for each in caught if "The prior has weight" in str(each.message)]
     assert len(named) == fixed
     assert ("The prior has weight" in posterior.summary()) == fixed
+
+
+def test_the_number_of_pairs_as_far_is_counted_exactly():
+    """Ties count; as in a matrix of all comparisons."""
+    with seeded(0):
+        distances = torch.randn(37).round(decimals=1)
+        asked = torch.cat([distances, torch.randn(500), torch.tensor([-torch.inf, torch.inf])])
+    usual = Range(mean=torch.zeros(1), matrix=torch.ones(1, 1), distances=distances)
+    matrix = distances >= asked[:, None]
+    assert torch.equal(usual._as_far(asked), matrix.sum(1))
+    assert torch.equal(usual._as_far(asked).float() / 37, matrix.float().mean(1))
+
+
+def test_the_base_posterior_is_asked_about_a_bounded_number_of_observations(posteriors, monkeypatch):
+    within = posteriors("residual_shift").inner
+    asked, sample = [], type(within.base).sample
+    monkeypatch.setattr(type(within.base), "sample", lambda base, x, n: asked.append(len(x)) or sample(base, x, n))
+    y = observe(PRIOR.sample((30,)))
+    few = within.share_by_theta(y, 2)
+    many = within.share_by_theta(y.repeat(150, 1), 2)
+    assert few.shape == (30,) and many.shape == (4500,) and bool(many.isfinite().all())
+    assert asked == [30, 2000, 2000, 500]

@@ -13,6 +13,7 @@ from fmcpe import FMCPE, FMCPEWarning, Stack, candidates, metrics
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import Posterior, split_rows
 from fmcpe.candidates.joint_flow import JointFlowed, tiled
 from fmcpe.diagnostics.draws import central_credibility
@@ -85,6 +86,30 @@ def test_a_member_does_not_depend_on_the_pairs_it_is_scored_on(base_with_embeddi
         with seeded(4):
             same = cross_fit(candidate, here, folds, rows, 8, seed=3).members[0].sample(asked, 16)
         assert not torch.equal(other, same)
+
+
+class Leaking(BasePosterior):
+    """Many draws are outside the prior: how many are repeated depends on x."""
+
+    def _draw(self, x, n):
+        return (x[:, None, :2] / torch.tensor([1.0, 4.0])) + 0.5 * torch.randn(len(x), n, 2)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_joint_flow_does_not_depend_on_the_pairs_it_is_scored_on_if_the_base_posterior_leaks(fixed, monkeypatch):
+    monkeypatch.setattr(Leaking, "fixed_noise", fixed)
+    here, there = (problem_of(Leaking(PRIOR, torch.Size((3,))), seed, 9) for seed in (0, 1))
+    folds = torch.arange(9) % 3
+    changed = with_pairs_of(here, (folds == 0).nonzero()[:, 0], there)
+    fits = []
+    for problem in (here, changed):
+        with seeded(2):
+            members = candidates.JointFlow(steps=2).fit_members(
+                problem, [(folds != k).nonzero()[:, 0] for k in range(3)]
+            )
+        fits.append([torch.cat([each.flatten() for each in member.state_dict().values()]) for member in members])
+    same = [torch.equal(one, other) for one, other in zip(*fits, strict=True)]
+    assert same == [True, False, False]
 
 
 @pytest.mark.parametrize("name", CANDIDATES)

@@ -17,7 +17,7 @@ from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.diagnostics import CVPlus
-from fmcpe.problem import build_problem
+from fmcpe.problem import build_problem, without_pairs
 
 LIGHT = Stack(
     [candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift(), candidates.GaussianTransport()],
@@ -189,3 +189,10 @@ def test_transport_says_what_it_needs(base, more):
     assert candidates.GaussianTransport().skipped(problem) is None
     assert "two real observations" in candidates.GaussianTransport().skipped(replace(problem, unlabelled=more[:1]))
     assert "simulator" in candidates.GaussianTransport().skipped(replace(problem, bank_seen=None))
+
+
+def test_zeros_of_either_sign_are_one_number():
+    """An observation with -0.0 is that of the pair with 0.0."""
+    y = torch.tensor([[1.0, 0.0], [2.0, -0.0]])
+    unlabelled = torch.tensor([[1.0, -0.0], [2.0, 0.0], [3.0, 0.0]])
+    assert without_pairs(unlabelled, y).tolist() == [[3.0, 0.0]]

@@ -145,16 +145,15 @@ class WithinRange(Posterior):
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
         """λ_θ(y), (B,); computed from fixed draws of the base posterior."""
-        mean, scale, low, high = self.measured
         with seeded(0), torch.no_grad():
-            z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))
+            return torch.cat([self._share_by_theta(rows, draws) for rows in y.split(2000)])  # bounds memory
+
+    def _share_by_theta(self, y: Tensor, draws: int) -> Tensor:
+        mean, scale, low, high = self.measured
+        z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))
         t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
-        return (
-            self._share(2 * student_tail(t, len(self.usual.distances) - 1))
-            .amax(1)
-            .unflatten(0, (len(y), draws))
-            .mean(1)
-        )
+        share = self._share(2 * student_tail(t, len(self.usual.distances) - 1)).amax(1)
+        return share.unflatten(0, (len(y), draws)).mean(1)
 
     def _share(self, p: Tensor) -> Tensor:
         """λ_x of a p-value."""

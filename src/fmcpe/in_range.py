@@ -79,14 +79,17 @@ class Range(Fitted):
             mean = (number * mean + pseudo * usual) / count
         scale = variance.sqrt().clamp_min(1e-3) * (1 + 1 / count) ** 0.5
         distance = self._log_distances(rows)
-        share = (self.distances >= distance[:, None]).float().mean(1)
+        share = self._as_far(distance).float() / number
         normal = torch.maximum(share, student_tail((distance - mean) / scale, freedom))
         return torch.maximum(normal, _exponential_tail(self.distances, distance, float(scale), pseudo))
 
     def conformal(self, rows: Tensor) -> Tensor:
         """Conformal p-value of each row, (B,): the share of reference distances at least as large; at least 1/(N + 1)."""
-        distance = self._log_distances(rows)[:, None]
-        return (1 + (self.distances >= distance).sum(1)) / (1 + len(self.distances))
+        return (1 + self._as_far(self._log_distances(rows))) / (1 + len(self.distances))
+
+    def _as_far(self, distance: Tensor) -> Tensor:
+        """Number of reference distances at least as large, (B,), without a (B, N) matrix."""
+        return len(self.distances) - torch.searchsorted(self.distances.sort().values, distance)
 
     def _log_distances(self, rows: Tensor) -> Tensor:
         """Log distances, (B,); infinite where a summary without variation has another value, beyond rounding."""

@@ -22,6 +22,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     """The record of a stack; warns if held-out pairs refute its coverage."""
     from fmcpe.diagnostics.span import design_notes
 
+    unreliable = _unreliable(fitted)  # before anything draws: it is of the members' last draws
     space, truth = problem.space, problem.theta
     before = (
         fitted.fits[fitted.names.index("uncorrected")].draws.flatten(1, 2) if "uncorrected" in fitted.names else None
@@ -46,7 +47,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         + _widened(fitted, problem),
         "information": (nothing := _uninformative(fitted)),
         "parameter": [] if nothing else _uninformed(fitted, problem, names),
-        "importance": _unreliable(fitted),
+        "importance": unreliable,
         "outliers": _left_out(fitted, problem),
     }
     notes = [Note(kind, text) for kind, texts in found.items() for text in texts]

@@ -178,9 +178,10 @@ def split_pairs(theta: Tensor, folds: int, repeats: int) -> Tensor:
 
 
 def without_pairs(unlabelled: Tensor, y: Tensor) -> Tensor:
-    """The rows of `unlabelled` (M, ...) that are no row of y (N, ...), bit by bit."""
-    known = {row.tobytes() for row in y.flatten(1).cpu().contiguous().numpy()}
-    rows = unlabelled.flatten(1).cpu().contiguous().numpy()
+    """The rows of `unlabelled` (M, ...) that are no row of y (N, ...), number by number."""
+    # by bytes; -0.0 + 0.0 has those of 0.0
+    pairs, rows = ((each.flatten(1) + 0.0).cpu().contiguous().numpy() for each in (y, unlabelled))
+    known = {row.tobytes() for row in pairs}
     return unlabelled[torch.tensor([row.tobytes() not in known for row in rows], dtype=torch.bool)]
 
 

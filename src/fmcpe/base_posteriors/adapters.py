@@ -11,7 +11,7 @@ from sbi.inference.posteriors import DirectPosterior, EnsemblePosterior, VectorF
 from sbi.inference.posteriors.base_posterior import NeuralPosterior
 from sbi.inference.posteriors.filtered_direct_posterior import FilteredDirectPosterior
 from sbi.inference.posteriors.npe_a_posterior import NPE_A_Posterior
-from sbi.neural_nets.estimators import ZukoFlow
+from sbi.neural_nets.estimators import NFlowsFlow, ZukoFlow
 from sbi.neural_nets.estimators.base import ConditionalEstimator
 from sbi.utils.sbiutils import CallableTransform, ImproperEmpirical
 from torch import Tensor, nn
@@ -76,6 +76,10 @@ class DensityBase(BasePosterior):
     def with_estimator(self, estimator: nn.Module) -> DensityBase:
         """The same posterior with another density estimator."""
         return DensityBase(self.posterior, self.prior, estimator)
+
+    @property
+    def fixed_noise(self) -> bool:
+        return isinstance(self.estimator, ZukoFlow | NFlowsFlow)
 
     @property
     def embedding(self) -> nn.Module | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._errors import FMCPEWarning
-from fmcpe._random import seeded
+from fmcpe._random import derive, seeded
 from fmcpe.spaces import bounded
 
 
@@ -83,6 +83,11 @@ class BasePosterior(ABC):
         return self
 
     @property
+    def fixed_noise(self) -> bool:
+        """Whether `_draw` takes as many random numbers whatever x is, so that rows do not depend on each other."""
+        return False
+
+    @property
     def embedding(self) -> nn.Module | None:
         """The trained embedding of raw data, (B, ...) -> (B, features), if any."""
         return None
@@ -98,7 +103,22 @@ class BasePosterior(ABC):
     @torch.no_grad()
     def sample(self, x: Tensor, n: int) -> Tensor:
         """Physical θ inside the support: (B, ...) -> (B, n, p)."""
-        theta = self._draw(x, n)
+        return self._redrawn(self._draw(x, n), x)
+
+    @torch.no_grad()
+    def sample_each(self, parts: Sequence[Tensor], n: int) -> list[Tensor]:
+        """`sample` for several batches: draws for one do not depend on the others, however many of them are redrawn."""
+        seed = int(torch.randint(2**31, ()))
+        drawn = self._draw(torch.cat([*parts]), n).split([len(x) for x in parts]) if self.fixed_noise else None
+        out = []
+        for k, x in enumerate(parts):
+            with seeded(derive(seed, k)):
+                out.append(self._redrawn(self._draw(x, n) if drawn is None else drawn[k], x))
+        return out
+
+    def _redrawn(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Draws for x, (B, n, p), with others in place of those outside the support."""
+        n = theta.shape[1]
         shape, flat = theta.shape, theta.reshape(-1, theta.shape[-1])
         outside = ~self._inside(flat)
         for _ in range(self.redraws):
@@ -123,7 +143,7 @@ class BasePosterior(ABC):
                     f"{self.redraws + 1} times each: they are moved to the edge of the prior, or replaced by its draws. Check "
                     "that x is in the units of the simulations.",
                     FMCPEWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             flat[outside] = self._clamp(flat[outside])
         return flat.reshape(shape)
@@ -138,7 +158,7 @@ class BasePosterior(ABC):
         warnings.warn(
             f"{found}: draws of the prior replace them. Check that x is in the units of the simulations.",
             FMCPEWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def log_prob(self, theta: Tensor, x: Tensor, log_acceptance: Tensor | None = None) -> Tensor:

@@ -220,8 +220,8 @@ class JointFlow(Candidate):
             again = y.repeat_interleave(copies, dim=1)
             moved = carry(u_x, again, again + self.sigma * torch.randn_like(again), solver)
             scaled = zip(x_scales, moved.unflatten(2, problem.seen.shape[1:]), strict=True)
-            z0 = space.to_z_safely(base.sample(torch.cat([scale.inverse(each) for scale, each in scaled]), 1)[:, 0])
-            return z0.reshape(number, size, copies, -1)
+            drawn = base.sample_each([scale.inverse(each) for scale, each in scaled], 1)
+            return space.to_z_safely(torch.cat(drawn)[:, 0]).reshape(number, size, copies, -1)
 
         def loss(step: int) -> Tensor:
             nonlocal pool

@@ -250,7 +250,7 @@ def median_and_width(
         draws = [posterior.sample_batched((num_samples,), x=part, show_progress_bars=False) for part in parts]
     theta = torch.cat(draws, dim=1)
     z = posterior.space.to_z_safely(theta.flatten(0, 1)).reshape(theta.shape)
-    low, middle, high = z.quantile(torch.tensor([0.16, 0.5, 0.84], device=z.device), dim=0)
+    low, middle, high = z.quantile(torch.tensor([0.16, 0.5, 0.84]).to(z), dim=0)
     return middle, ((high - low) / 2).clamp_min(1e-6)
 
 

@@ -99,7 +99,7 @@ class LabelShiftConformal(Conformal):
             drawn = prior.sample(shape).to(theta.device, torch.float32)
         z, w = space.to_z_safely(drawn), _evaluated(ratio, drawn[:DRAWS])
         # the edges come from other draws, so that those in the bins stay exchangeable with a new θ
-        cuts = torch.linspace(0, 1, BINS + 1, device=z.device)[1:-1]
+        cuts = torch.linspace(0, 1, BINS + 1, dtype=z.dtype, device=z.device)[1:-1]
         edges = z[DRAWS:].quantile(cuts, dim=0)
         bins = _bins(z[:DRAWS], edges)
         bounds = torch.full((BINS, z.shape[1]), -torch.inf, dtype=w.dtype, device=z.device)

@@ -129,7 +129,7 @@ def suspects(
     each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
     p = torch.stack(each, dim=1).clamp_max(1.0)
     adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
-    ends = held_out.z.quantile(torch.tensor([0.05, 0.95], device=truth.device), dim=1)
+    ends = held_out.z.quantile(torch.tensor([0.05, 0.95]).to(held_out.z), dim=1)
     half = held_out.z.std(1).clamp_min(1e-6)
     worst = ((truth - held_out.z.mean(1)).abs() / half).argmax(1)
     low, high = (physical(posterior, end) for end in ends)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fmcpe._ambient import settled
 from fmcpe._disk import write_whole
 from fmcpe._errors import FileError, FMCPEWarning
 from fmcpe._random import seeded
@@ -96,24 +97,23 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         True
     """
     path = Path(path)
-    manifest, tensors = read(path)
-    check_sizes(manifest, tensors, path)
-    try:
-        with (
-            seeded(0),
-            Budget(tensors),
-        ):  # the initial weights of networks, which are overwritten, consume random numbers
-            return _build(manifest, tensors, path, posterior, embedding_net)
-    except FileError:
-        raise
-    except Exception as error:
-        if posterior is not None or embedding_net is not None:
-            raise  # the arguments may be at fault
-        line = (str(error).splitlines() or [""])[0][:300]
-        raise FileError(
-            f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
-            f"({type(error).__name__}: {line}). Save the posterior again."
-        ) from error
+    with settled():
+        manifest, tensors = read(path)
+        check_sizes(manifest, tensors, path)
+        try:
+            # the initial weights of networks, which are overwritten, consume random numbers
+            with seeded(0), Budget(tensors):
+                return _build(manifest, tensors, path, posterior, embedding_net)
+        except FileError:
+            raise
+        except Exception as error:
+            if posterior is not None or embedding_net is not None:
+                raise  # the arguments may be at fault
+            line = (str(error).splitlines() or [""])[0][:300]
+            raise FileError(
+                f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
+                f"({type(error).__name__}: {line}). Save the posterior again."
+            ) from error
 
 
 def _build(

@@ -150,7 +150,7 @@ def gather(
             if posterior.conformal is not None:
                 with suppress(ValueError):  # too few held-out pairs for this level
                     intervals = posterior.interval(0.9, x=observations)
-        quantiles = draws.quantile(torch.tensor([0.05, 0.5, 0.95], device=draws.device), dim=0)
+        quantiles = draws.quantile(torch.tensor([0.05, 0.5, 0.95]).to(draws), dim=0)
     return Content(
         posterior=posterior,
         verdict=judge(posterior.record, found, strange),
