@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._arrays import LOSS, UnreadableError, as_numbers
+from fmcpe._names import columns_of, in_order
 from fmcpe._random import seeded
 
 
@@ -106,6 +107,25 @@ def refuse_coarse(prior: Distribution) -> None:
         )
 
 
+def check_target_prior(target: Distribution, prior: Distribution) -> None:
+    """Refuse a target prior over other parameters than the prior, or with more than 1 % of 1000 draws outside its support."""
+    from sbi.utils.sbiutils import within_support
+
+    dim, own = parameter_dim(prior), parameter_dim(target)
+    if own != dim:
+        raise ValueError(
+            f"Expected target_prior over {dim} parameter(s), as the prior, got {own}. Pass a distribution over the same θ."
+        )
+    with seeded(0):
+        theta = target.sample(torch.Size((1000,)))
+    outside = int((~within_support(prior, theta.to(prior_device(prior)))).sum())
+    if outside > 10:
+        raise ValueError(
+            f"Expected a target_prior inside the prior's support, got one with {outside} of 1000 draws outside; 10 are "
+            "allowed. Restrict it to that support, or train the posterior with a wider prior."
+        )
+
+
 def as_sample_shape(shape: Any) -> torch.Size:
     """``()``, ``5``, ``(3, 4)``, a list or a `torch.Size`, as a `torch.Size`."""
     sizes: Iterable[Any] = (shape,) if isinstance(shape, int | np.integer) else shape
@@ -175,10 +195,14 @@ def refuse_missing(theta: Any, y: Any) -> None:
 def as_pairs(
     theta: Any, y: Any, x: Any, prior: Distribution, shape: torch.Size | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Calibration pairs: θ (N, p) inside the prior's support, y (N, *shape), and x like y where given."""
+    """Calibration pairs: θ (N, p) inside the prior's support, y (N, *shape), and x like y where given.
+
+    Columns of a DataFrame x are matched with those of a DataFrame y by name.
+    """
     from sbi.utils.sbiutils import within_support
 
     refuse_missing(theta, y)
+    x = in_order(x, columns_of(y), "x")
     theta, y, dim = as_tensor(theta, "theta", rows=5), as_tensor(y, "y", rows=5), parameter_dim(prior)
     if y.ndim == 1:
         y = y[:, None]  # each observation is one number

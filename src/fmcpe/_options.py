@@ -48,6 +48,14 @@ def is_positive(value: Any) -> bool:
     return is_number(value, POSITIVE, math.inf)
 
 
+def check_whole(name: str, value: Any, least: int, suggested: int | None) -> None:
+    """Refuse an argument that is no integer of at least `least`; the message suggests a value."""
+    if not is_whole(value, least):
+        raise ValueError(
+            f"Expected {name} to be a whole number of at least {least}, got {shortened(value)}. Try {name}={suggested}."
+        )
+
+
 def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
     """Refuse a field of a dataclass unless `ok`; the message suggests its default."""
     if not ok:

@@ -22,9 +22,7 @@ class seeded(Restoring):  # noqa: N801
     """
 
     def __init__(self, seed: int | None) -> None:
-        if seed is not None and not isinstance(seed, int | np.integer):
-            raise TypeError(f"Expected seed to be a whole number or None, got {seed!r}. Try seed=0.")
-        self.seed = None if seed is None else int(seed)
+        self.seed = as_seed(seed)
         self._taken, self._states = False, None
 
     _states: tuple[Any, ...] | None
@@ -55,8 +53,20 @@ class seeded(Restoring):  # noqa: N801
                 _turns.give()
 
 
+def as_seed(seed: Any) -> int | None:
+    """A seed that torch takes, or None."""
+    if seed is None:
+        return None
+    if not isinstance(seed, int | np.integer):
+        raise TypeError(f"Expected seed to be a whole number or None, got {seed!r}. Try seed=0.")
+    if not -(2**63) <= int(seed) < 2**64:
+        raise ValueError(f"Expected seed to be at least -2**63 and below 2**64, got {seed}. Try seed=0.")
+    return int(seed)
+
+
 def derive(seed: int | None, *streams: int | str) -> int | None:
     """The seed of a named stream of `seed`; streams are independent and reproducible."""
+    seed = as_seed(seed)
     if seed is None:
         return None
     words = [seed % 2**32] + [zlib.crc32(str(s).encode()) for s in streams]

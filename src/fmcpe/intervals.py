@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from fmcpe._options import check_whole
+
 if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
     from fmcpe.posterior import CorrectedPosterior
@@ -43,6 +45,7 @@ class WithIntervals:
         from fmcpe.diagnostics.conformal import SplitConformal, held_out_pairs
         from fmcpe.diagnostics.label_shift import LabelShiftConformal
 
+        check_whole("num_samples", num_samples, 10, 1000)
         posterior = cast("CorrectedPosterior", self)
         theta, y = held_out_pairs(posterior, theta, y)
         if weights is None:

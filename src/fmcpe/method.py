@@ -21,6 +21,7 @@ from fmcpe._checks import (
     as_tensor,
     as_unlabelled,
     check_prior_device,
+    check_target_prior,
     parameter_dim,
     refuse_coarse,
 )
@@ -95,11 +96,8 @@ class FMCPE:
         self.target_prior = self.base.prior if target_prior is None else target_prior
         refuse_coarse(self.base.prior)
         dim = parameter_dim(self.base.prior)
-        if parameter_dim(self.target_prior) != dim:
-            raise ValueError(
-                f"Expected target_prior over {dim} parameter(s), as the prior, got {parameter_dim(self.target_prior)}. Pass a "
-                "distribution over the same θ."
-            )
+        if target_prior is not None:
+            check_target_prior(target_prior, self.base.prior)
         carried = self.base.names or getattr(prior, "names", None) or getattr(self.base.prior, "names", None)
         known = names if names is not None else carried
         self.names = None if known is None else as_names(known, dim)
@@ -150,9 +148,7 @@ class FMCPE:
 
             return fit_with_cv_plus(self, conformal, theta, y, x, y_unlabelled, weights, seed, show_progress_bars)
         given, data_names = self.names or columns_of(theta) or (), columns_of(y) or ()
-        theta, y, x = as_pairs(
-            in_order(theta, self.names, "theta"), y, in_order(x, data_names, "x"), self.base.prior, self.base.raw_shape
-        )
+        theta, y, x = as_pairs(in_order(theta, self.names, "theta"), y, x, self.base.prior, self.base.raw_shape)
         names = as_names(given or default_names(theta.shape[1]), theta.shape[1])
         if theta.shape[0] < 10:
             warnings.warn(
@@ -176,7 +172,7 @@ class FMCPE:
             if simulator is not None:
                 simulator.warn()
             if problem.rows is not None:
-                importance = None if importance is None else importance[problem.rows] / importance[problem.rows].mean()
+                importance = None if importance is None else _at_rows(importance, problem.rows)
                 theta, y = self._without_pairs(theta, problem.rows), problem.y
             shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
             if isinstance(self.recipe, Paper):
@@ -271,9 +267,29 @@ def _as_recipe(recipe: str | Stack | Paper) -> Stack | Paper:
 def _as_importance(weights: Any, number: int) -> Tensor:
     """Weights of the pairs, of mean one."""
     found = as_tensor(weights, "weights")
-    if found.shape != (number,) or bool((found < 0).any()) or float(found.sum()) <= 0:
+    if found.shape != (number,):
         raise ValueError(
-            f"Expected weights of shape ({number},), none negative and not all zero, got shape {tuple(found.shape)}. Pass one "
-            "weight per pair."
+            f"Expected weights of shape ({number},), got shape {tuple(found.shape)}. Pass one weight per pair."
+        )
+    if bool((found < 0).any()):
+        first = int((found < 0).nonzero()[0])
+        raise ValueError(
+            f"Expected weights that are not negative, got {float(found[first]):.3g} for pair {first}. Pass the density of the "
+            "target prior over that of the pairs."
+        )
+    if not bool(found.any()):
+        raise ValueError("Expected weights that are not all zero, got zeros only. Pass one positive weight or more.")
+    if not bool(torch.isfinite(found.sum())):
+        found = found / found.max()
+    return found / found.mean()
+
+
+def _at_rows(importance: Tensor, rows: Tensor) -> Tensor:
+    """Weights of the pairs at which the simulator runs, of mean one."""
+    found = importance[rows]
+    if not bool(found.any()):
+        raise ValueError(
+            f"Expected weight on some pair at which the simulator runs, got none: it fails at all "
+            f"{int((importance > 0).sum())} pair(s) with weight. Mend the simulator there, or weight other pairs too."
         )
     return found / found.mean()

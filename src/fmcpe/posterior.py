@@ -24,6 +24,7 @@ from fmcpe._checks import (
 )
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import default_names, in_order
+from fmcpe._options import check_whole
 from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Posterior, Shared
@@ -149,10 +150,10 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
     @torch.no_grad()
     def _draw(self, y: Tensor, n: int, seed: int | None, show_progress_bars: bool, batch: int | None) -> Tensor:
         """Physical draws, (B, n, p), in chunks of bounded memory."""
+        if batch is not None:
+            check_whole("max_sampling_batch_size", batch, 1, None)
         if n == 0:
             return y.new_empty(len(y), 0, self.space.dim)
-        if batch is not None and batch < 1:
-            raise ValueError(f"Expected max_sampling_batch_size of at least 1, got {batch}. Leave it out.")
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
         with settled(self.observation_shape.numel()), seeded(seed):
             z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
@@ -285,9 +286,12 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
             torch.Size([1, 1])
         """
         check_sbi_options(sbi_options)
-        if num_to_optimize < 2 or num_init_samples < num_to_optimize:
+        check_whole("num_iter", num_iter, 0, 5)
+        check_whole("num_to_optimize", num_to_optimize, 2, 50)
+        check_whole("num_init_samples", num_init_samples, 2, 150)
+        if num_init_samples < num_to_optimize:
             raise ValueError(
-                f"Expected num_to_optimize of at least 2 and at most num_init_samples, got {num_to_optimize} of "
+                f"Expected num_to_optimize of at most num_init_samples, got {num_to_optimize} of "
                 f"{num_init_samples}. Try map(num_to_optimize=50, num_init_samples=150)."
             )
         if x is None and self._best is not None and not force_update:

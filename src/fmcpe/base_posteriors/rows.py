@@ -110,4 +110,9 @@ def given_simulations(given: tuple[Any, Any], prior: Distribution, max_failed: f
     checked = CheckedSimulator(lambda _: x, None, max_failed)
     x, ok = checked.attempt(theta)
     checked.warn(stacklevel=5)
+    if int(ok.sum()) < 20:
+        raise ValueError(
+            f"Expected 20 or more simulations, got {int(ok.sum())}{'' if bool(ok.all()) else ' that succeeded'}. Pass more, "
+            "better thousands, or a simulator."
+        )
     return (theta, x) if bool(ok.all()) else (theta[ok], x[ok])

@@ -98,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
         raise FileNotFoundError(
             f"Expected --out to be a file in a folder that exists, got {options.out}. Create the folder first."
         )
+    if options.posterior is None and options.simulations is None and options.num_simulations < 100:
+        raise ValueError(
+            f"Expected --num-simulations of at least 100, got {options.num_simulations}. Pass 10000 or more."
+        )
     inputs = _inputs(options)
     posterior = _fit(options, inputs)
     posterior.record = replace(posterior.record, data_names=inputs.pairs.data_names)

@@ -230,16 +230,25 @@ def fit_with_cv_plus(
             f'Expected conformal="cv+", a CVPlus or None, got {conformal!r}. Try fit(theta, y, conformal="cv+"); for intervals '
             "from held-out pairs, call posterior.conformalize(theta, y) after the fit."
         )
+    from fmcpe.method import _as_importance
+
     plan = CVPlus() if isinstance(conformal, str) else conformal
     given = theta, y, x  # columns of a DataFrame name the parameters
     theta = in_order(theta, method.names, "theta")
     theta, y, x = as_pairs(theta, y, x, method.base.prior, method.base.raw_shape)
     theta, y = theta.to(method.device), y.to(method.device)
-    weights = None if weights is None else as_tensor(weights, "weights")
+    if weights is not None:
+        _as_importance(weights, len(theta))  # refuses them before any fit
+        weights = as_tensor(weights, "weights")
     unlabelled = method.unlabelled(y_unlabelled, columns_of(given[1]) or (), y)  # without y of any fold
 
     def fit(rows: Tensor, own_seed: int | None) -> CorrectedPosterior:
         simulations, shares = (None if each is None else each[rows.to(each.device)] for each in (x, weights))
+        if shares is not None and not bool(shares.any()):
+            raise ValueError(
+                "Expected weight on pairs of two folds or more for CV+, got all of it in one fold: the fit without that fold "
+                "has none. Weight more pairs, or fit without conformal=."
+            )
         found = method.fit(
             theta[rows], y[rows], simulations, y_unlabelled=unlabelled, weights=shares, seed=own_seed,
             show_progress_bars=show_progress_bars,

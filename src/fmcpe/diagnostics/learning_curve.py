@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fmcpe._checks import as_pairs
 from fmcpe._errors import FMCPEWarning
+from fmcpe._names import in_order
 from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.power_law import PowerLaw, PowerLawPrior, spread_of_increments
@@ -207,6 +208,7 @@ def learning_curve(
     used = copy.copy(method)
     used.recipe = method.recipe if recipe is None else _as_recipe(recipe)
     stack = _as_stack(used.recipe)
+    theta = in_order(theta, method.names, "theta")
     theta, y, x = as_pairs(theta, y, x, method.base.prior, method.base.raw_shape)
     importance = torch.ones(len(theta)) if weights is None else _as_importance(weights, len(theta))
     groups, distinct = groups_of(theta)

@@ -26,7 +26,7 @@ def read_table(path: str | Path) -> Table:
         raise ValueError(f"Expected a file ending in {ENDINGS}, got {path}, which is a folder. Name a file in it.")
     if not path.is_file():
         raise FileNotFoundError(
-            f"Expected a file ending in {ENDINGS}, got {path}, which does not exist. Check the path."
+            f"Expected an existing file, got {path}, which does not exist. Check the path; it may end in {ENDINGS}."
         )
     if path.suffix.lower() not in readers:
         raise ValueError(
