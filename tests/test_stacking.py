@@ -19,7 +19,7 @@ from fmcpe.candidates.joint_flow import JointFlowed, tiled
 from fmcpe.diagnostics.draws import central_credibility
 from fmcpe.energy import CrossFit, Distances, effective_number
 from fmcpe.in_range import Range
-from fmcpe.mixture import Mixture, Recalibrated, recalibration
+from fmcpe.mixture import Mixture, Recalibrated, recalibrated_without_fold, recalibration
 from fmcpe.problem import build_problem, groups_of, split_pairs
 from fmcpe.stacking import cross_fit, stack_weights, training_rows
 
@@ -253,6 +253,25 @@ def test_a_mixture_draws_by_its_weights_and_has_its_density():
     assert float(mixture.log_prob(z, torch.zeros(1, 1)).exp().sum()) * 16 / 2000 == pytest.approx(1, abs=1e-3)
 
 
+def test_single_draws_of_many_rows_come_from_all_members():
+    """One draw for each observation, as joint metrics use them, is a sample of the whole mixture."""
+    mixture = Mixture([Normal([-4.0], 0.5), Normal([4.0], 0.5)], torch.tensor([0.25, 0.75]))
+    for n in (1, 3):
+        each = (mixture.sample(torch.zeros(2000, 1), n) > 0).float().mean(0)[:, 0]
+        assert each.tolist() == pytest.approx([0.75] * n, abs=4 * (0.25 * 0.75 / 2000) ** 0.5 + 1 / 128)
+
+
+def test_repeats_of_one_setting_count_once_in_held_out_recalibration():
+    torch.manual_seed(0)
+    truth, draws, folds = torch.randn(20, 2), 0.4 * torch.randn(20, 64, 2), torch.arange(20)[None] % 4
+    once = recalibrated_without_fold(draws, truth, folds, torch.arange(20), 5.0)
+    each = torch.arange(20).repeat(3)
+    thrice = recalibrated_without_fold(draws[each], truth[each], folds[:, each], each, 5.0)
+    assert torch.allclose(thrice[:20], once, atol=1e-6)
+    apart = recalibrated_without_fold(draws[each], truth[each], folds[:, each], torch.arange(60), 5.0)
+    assert float(apart.std()) > 1.05 * float(once.std())  # shrunk less to the draws, which are too narrow
+
+
 @pytest.mark.parametrize("width", [0.3, 1.0, 2.5])
 def test_recalibration_finds_the_spread_that_is_wrong(width):
     torch.manual_seed(0)
@@ -446,8 +465,9 @@ def test_fits_repeat(base, pairs):
 
 def test_weights_of_pairs_are_checked(base, pairs):
     method = FMCPE(base, simulate, recipe=replace(SMALL, candidates=(candidates.Prior(), candidates.Uncorrected())))
-    for wrong in (torch.ones(3), -torch.ones(30), torch.zeros(30)):
-        with pytest.raises(ValueError, match="weights of shape"):
+    wrongs = {"weights of shape": torch.ones(3), "not negative": -torch.ones(30), "not all zero": torch.zeros(30)}
+    for said, wrong in wrongs.items():
+        with pytest.raises(ValueError, match=said):
             method.fit(*pairs, weights=wrong, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FMCPEWarning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ class Mixture(Posterior):
     """
 
     weights: Tensor
+    least: ClassVar[int] = 128
+    """Numerical limit: fewest draws of a call for each row; the share of a member is exact to one of them."""
 
     def __init__(self, members: Sequence[Posterior], weights: Tensor) -> None:
         super().__init__()
@@ -36,14 +38,20 @@ class Mixture(Posterior):
         return [cast(Posterior, member) for member in self._members]
 
     def sample(self, y: Tensor, n: int) -> Tensor:
-        """Draws (B, n, p); the number from each member is drawn by systematic resampling, once for all rows."""
+        """Draws (B, n, p); the number from each member is drawn by systematic resampling, once for all rows.
+
+        Each row has its own order, so that draw i of different rows comes from different members.
+        """
+        number = max(n, self.least)  # fewer would come from a few members, the same ones in every row
         ladder = self.weights.double().cumsum(0)
-        places = (torch.rand((), dtype=ladder.dtype, device=ladder.device) + torch.arange(n, device=ladder.device)) / n
+        steps = torch.arange(number, device=ladder.device)
+        places = (torch.rand((), dtype=ladder.dtype, device=ladder.device) + steps) / number
         counts = torch.searchsorted(ladder, places).clamp_max(len(ladder) - 1).bincount(minlength=len(ladder))
         parts: list[Tensor] = []
         for members, numbers in self._by_kind(counts):
             parts += type(members[0]).sample_together(members, y, numbers)
-        return torch.cat(parts, dim=1)[:, torch.randperm(n, device=y.device)]
+        order = torch.rand(len(y), number, device=y.device).argsort(1)[:, :n]
+        return torch.cat(parts, dim=1).take_along_dim(order[:, :, None], dim=1)
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
         parts: list[Tensor] = []
@@ -82,7 +90,7 @@ class Recalibrated(Posterior):
 
     scale: Tensor
 
-    def __init__(self, inner: Posterior, scale: Tensor, draws: int = 128) -> None:
+    def __init__(self, inner: Posterior, scale: Tensor, draws: int = Mixture.least) -> None:
         super().__init__()
         self.inner, self.draws, self._last = inner, draws, Remembered()
         self.register_buffer("scale", scale)
@@ -136,15 +144,18 @@ def recalibration(
 
 
 def recalibrated_without_fold(
-    draws: Tensor, truth: Tensor, folds: Tensor, shrinkage: float, importance: Tensor | None = None
+    draws: Tensor, truth: Tensor, folds: Tensor, groups: Tensor, shrinkage: float, importance: Tensor | None = None
 ) -> Tensor:
-    """Cross-validated draws (N, S, p), each pair's recalibrated by a scale computed without its fold of the first split."""
+    """Cross-validated draws (N, S, p), each pair's recalibrated by a scale computed without its fold of the first split.
+
+    Pairs of one group (N,) have the same θ and count once.
+    """
     out, split = draws.clone(), folds[0]
     for k in split.unique():
         inside, outside = split == k, split != k
         if bool(outside.any()):
             weight = None if importance is None else of_mean_one(importance[outside])
-            pairs = effective_number(float(outside.sum()), weight)
+            pairs = effective_number(groups[outside].unique().numel(), weight)
             scale = recalibration(draws[outside], truth[outside], pairs, shrinkage, weight)
             mean = draws[inside].mean(1, keepdim=True)
             out[inside] = mean + scale * (draws[inside] - mean)

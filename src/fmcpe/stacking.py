@@ -211,17 +211,17 @@ class Stack:
         importance: Tensor | None = None,
     ) -> Fitted:
         """Weights, recalibration and the deployed posterior of cross-fitted candidates: the second half of `fit`."""
-        names, distinct = tuple(fits), groups_of(problem.theta)[1]
+        names, (groups, distinct) = tuple(fits), groups_of(problem.theta)
         distances = Distances.of(list(fits.values()), problem.z)
         everything = torch.arange(len(problem), device=folds.device)
         kept = plausible_rows(problem, everything, self.robust)
         importance = torch.ones_like(problem.z[:, 0]) if importance is None else importance
         weights = self.weights(names, distances.rows(kept), distinct, importance[kept])
         with seeded(derive(seed, "held out")):
-            held_out, scores = self._held_out(fits, distances, folds, rows, importance)
+            held_out, scores = self._held_out(fits, distances, folds, rows, groups, importance)
         effective = effective_number(distinct, importance)
         scale = recalibration(held_out, problem.z, effective, self.shrinkage, importance)
-        held_out = recalibrated_without_fold(held_out, problem.z, folds, self.shrinkage, importance)
+        held_out = recalibrated_without_fold(held_out, problem.z, folds, groups, self.shrinkage, importance)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
             WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, kept),
@@ -289,6 +289,7 @@ class Stack:
         distances: Distances,
         folds: Tensor,
         rows: Sequence[Sequence[Tensor]],
+        groups: Tensor,
         importance: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Draws of the stack for each pair, (N, R·S, p), and its scores, (R, N), with weights computed without the fold."""
@@ -299,7 +300,8 @@ class Stack:
             for k, training in enumerate(rows[repeat]):
                 inside = (split == k).nonzero()[:, 0]
                 outside = training if len(training) else inside
-                w = self.weights(tuple(fits), distances.rows(outside), float(len(outside)), importance[outside])
+                distinct = groups[outside].unique().numel()
+                w = self.weights(tuple(fits), distances.rows(outside), distinct, importance[outside])
                 scores[repeat, inside] = distances.rows(inside).scores(w)
                 own = [fit.draws[inside, repeat] for fit in fits.values()]
                 each = torch.stack(own)  # (K, n, S, p)

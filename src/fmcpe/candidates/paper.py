@@ -115,7 +115,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         limits = {
-            "num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE, "clip": (POSITIVE, math.inf),
+            "num_statistics": (100, LARGEST), "steps": (1, 100_000), "validation_fraction": SHARE, "clip": (POSITIVE, 1e30),
         }  # fmt: skip
         check_options(self, limits, LARGEST)
         for name, choices in _CHOICES.items():

@@ -108,7 +108,7 @@ def _metadata(file: BinaryIO, path: Path) -> dict[str, str]:
 
 
 def _json(text: str) -> Any:
-    """A JSON document of at most so many values: it takes a multiple of its length in memory."""
+    """A JSON document of bounded length: it takes a multiple of its length in memory."""
     if sum(map(text.count, "[{,")) > MAX_VALUES:
         raise ValueError("more values than a posterior has")
     return json.loads(text)
