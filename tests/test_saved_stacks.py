@@ -125,6 +125,11 @@ def test_a_file_that_needs_its_base_posterior_is_refused_in_the_same_way(pairs, 
         (together, {"report": {"a": 1}}, {}),
         (together, {"conformal": {"kind": "split"}}, {}),
         (together, {}, {"posterior.measured": torch.zeros(3, 3)}),
+        (
+            r"numbers in the tensor posterior\.measured .* got NaN",
+            {},
+            {"posterior.measured": torch.full((4, 2), torch.nan)},
+        ),
         ("Expected a prior that fmcpe can save", {"base": manifest["base"] | {"support": {"family": "x"}}}, {}),
         (r"parts do not fit together .* Save the posterior again", {"base": manifest["base"] | {"support": 3}}, {}),
     ):
