@@ -1,7 +1,7 @@
 """Memory and threads under load; prints a line for each part.
 
     python benchmarks/load.py                        all parts
-    python benchmarks/load.py draws observations wide fits threads torch_threads
+    python benchmarks/load.py draws observations wide fits threads torch_threads image_threads
 
 Each part runs in a process of its own, so that its peak memory is its own. With --check, one that exceeds its limit of memory,
 or has a wrong draw, is an error: `make test-slow` runs them so, `observations` with a fifth of them.
@@ -152,7 +152,32 @@ def torch_threads(rounds: int = 8) -> Found:
     )
 
 
-PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads, torch_threads)}
+def image_threads(rounds: int = 3) -> Found:
+    """Wall times of a training on images of 64 x 64 x 3 by torch's number of threads, by turns."""
+    prior = BoxUniform(torch.zeros(3), torch.ones(3))
+    theta = prior.sample((600,))
+    x = theta[:, :, None, None] + 0.2 * torch.randn(600, 3, 64, 64)
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            started = time.perf_counter()
+            train_npe(
+                None,
+                prior,
+                simulations=(theta, x),
+                embedding_net="auto",
+                max_num_epochs=2,
+                seed=0,
+                show_progress_bars=False,
+            )
+            seconds[number].append(time.perf_counter() - started)
+    one, two = (", ".join(f"{each:.1f}" for each in sorted(seconds[number])) for number in (1, 2))
+    ratio = min(seconds[2]) / min(seconds[1])
+    return f"training on images: {one} s with one thread of torch, {two} with two", ratio, math.inf
+
+
+PARTS = {part.__name__: part for part in (draws, observations, wide, fits, threads, torch_threads, image_threads)}
 
 
 def measure(name: str, check: bool) -> None:

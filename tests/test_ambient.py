@@ -1,8 +1,12 @@
 """Whatever torch's settings are: fits work, have the same bits, and leave the settings as they were."""
 
 import contextlib
+import copy
 import logging
+import os
 import random
+import threading
+import time
 import typing
 import warnings
 
@@ -12,7 +16,9 @@ import torch
 from conftest import PRIOR, observe, simulate
 
 from fmcpe import FMCPE, Stack, _ambient, candidates, diagnostics, load, train_npe
+from fmcpe._disk import write_whole
 from fmcpe._random import seeded
+from fmcpe.diagnostics.conformal import median_and_width
 
 LIGHT = Stack(
     [candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift(), candidates.FineTuned(steps=4)],
@@ -166,3 +172,41 @@ def test_gradients_of_the_density_survive(posteriors, pairs):
     theta = PRIOR.sample((3,)).requires_grad_()
     posteriors("npe").log_prob(theta, x=observe(pairs[0])[0], track_gradients=True).sum().backward()
     assert bool(theta.grad.abs().sum() > 0)
+
+
+def test_threads_that_silence_warnings_leave_the_filters_as_they_were(posteriors):
+    """The block that begins first ends first, unless it keeps the turn: then the other would restore its filters."""
+    posterior, before, at_work = posteriors("residual_shift"), [*warnings.filters], threading.Event()
+    y = observe(PRIOR.sample((3,)))
+
+    class Slow(type(posterior)):
+        def sample_batched(self, *arguments, **options):
+            at_work.set()
+            time.sleep(0.05)
+            return super().sample_batched(*arguments, **options)
+
+    def work():
+        for _ in range(5):
+            median_and_width(slow, y, 20, 0)
+
+    slow = copy.copy(posterior)
+    slow.__class__ = Slow
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    at_work.wait(10)
+    for worker in workers:
+        worker.join()
+    assert [*warnings.filters] == before
+
+
+def test_a_save_does_not_touch_the_umask(tmp_path, monkeypatch):
+    """It belongs to the process: to read it is to set it, and files of other threads would be open to everybody meanwhile."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "umask", None)
+            write_whole(tmp_path / "file", b"content")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)

@@ -2,13 +2,15 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from conftest import PRIOR, observe, simulate
 from sbi.utils import BoxUniform
 
-from fmcpe import FMCPE, Stack, as_base_posterior, candidates
-from fmcpe._checks import as_pairs
+from fmcpe import FMCPE, Stack, as_base_posterior, candidates, train_npe
+from fmcpe import simulate as simulate_all
+from fmcpe._checks import as_pairs, as_theta
 from fmcpe._random import derive
 from fmcpe.diagnostics import CVPlus, learning_curve
 from fmcpe.diagnostics.cv_plus import fit_with_cv_plus
@@ -196,3 +198,75 @@ def test_the_command_refuses_few_simulations_and_missing_files_before_it_says_an
         assert main(arguments) == 2
         said = capsys.readouterr()
         assert not said.out and message in said.err
+
+
+# ------------------------------------------------------------------ digits, options and shapes
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.int64(1_700_000_000_000_000_000) + 7 * np.arange(30),  # nanoseconds since 1970
+        1e13 + np.arange(30.0),
+        np.longdouble(1e17) + np.arange(30).astype(np.longdouble) % 7,
+        torch.arange(30) + 4_000_000_000,
+        (torch.arange(30) + 4_000_000_000).to(torch.uint32),
+        (torch.arange(30) + 4_000_000_000).to(torch.uint64),
+    ],
+    ids=["int64", "float64", "longdouble", "torch int64", "uint32", "uint64"],
+)
+def test_digits_that_single_precision_rounds_away_are_no_constant(column, pairs):
+    with pytest.raises(ValueError, match=r"Expected real numbers in y, got .* offset.*Subtract a constant"):
+        as_pairs(pairs[0], column[:, None], None, PRIOR, None)
+
+
+def test_constants_with_rounding_are_constants(pairs):
+    third = np.ones((30, 1), np.longdouble) / 3
+    for column in (third, 1e7 / 3 * (1 + 1e-16 * np.arange(30.0)[:, None]), np.full((30, 1), 2**53 + 1)):
+        assert float(as_pairs(pairs[0], column, None, PRIOR, None)[1].std()) <= 1e-6 * float(column[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("num_simulations", value) for value in (1e3, "1000", None, 99)),
+        *(("simulation_batch_size", value) for value in (2.0, "a", True, 0)),
+        *(("max_failed", value) for value in ("a", None, 1.0, -0.1)),
+        *(("simulations", value) for value in (torch.zeros(2, 40, 2), {"theta": 1}, (1, 2, 3))),
+        *(("embedding_net", value) for value in (3, abs)),
+    ],
+)
+def test_options_of_the_training_are_checked_before_a_library_sees_them(option, value):
+    with pytest.raises((ValueError, TypeError), match=rf"^Expected .*{option}|^Expected {option}"):
+        train_npe(simulate, PRIOR, **{"num_simulations": 200, "seed": 0, "show_progress_bars": False, option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("simulation_batch_size", 2.0), ("simulations", torch.zeros(2, 40, 2)), ("target_prior", 3)]
+)
+def test_options_of_the_method_are_checked_before_a_library_sees_them(option, value):
+    with pytest.raises((ValueError, TypeError), match=f"^Expected .*{option}|^Expected {option}"):
+        FMCPE(BASE, simulate, **{option: value})
+    with pytest.raises(ValueError, match="Expected batch_size to be a whole number of at least 1"):
+        simulate_all(simulate, PRIOR.sample((4,)), batch_size=2.5)
+
+
+@pytest.mark.parametrize(
+    "theta",
+    [
+        torch.empty(2, 2, device="meta"),
+        torch.quantize_per_tensor(torch.zeros(2, 2), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(2)]),
+    ],
+    ids=["meta", "quantized", "nested"],
+)
+def test_parameters_of_densities_are_plain_numbers(theta):
+    with pytest.raises(ValueError, match=r"Expected real numbers in theta, got a .* tensor\. Pass a plain one"):
+        as_theta(theta, 2)
+    assert torch.equal(as_theta(torch.eye(2).to_sparse(), 2), torch.eye(2))
+
+
+@pytest.mark.parametrize("shape", [2**63, (2**40, 2**40)])
+def test_more_draws_than_anybody_can_store_are_refused(fitted, pairs, shape):
+    with pytest.raises(ValueError, match="Expected sample_shape of at most 1e\\+12 draws"):
+        fitted.sample(shape, x=pairs[1][0])

@@ -2,14 +2,15 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import PRIOR, observe, simulate
+from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate
 from torch.distributions import Independent, Normal
 
 import fmcpe
-from fmcpe import FMCPE, FMCPEWarning, Stack, candidates
+from fmcpe import FMCPE, FMCPEWarning, Stack, as_base_posterior, candidates
 from fmcpe._random import seeded
 from fmcpe.extrapolation import WithinRange
 from fmcpe.in_range import Range
@@ -110,6 +111,41 @@ def test_check_draws_and_warnings_call_the_same_observations_out_of_range(poster
     assert f"1 of {len(y)} observation(s) are out of range" in draws.range_text()
     with pytest.warns(FMCPEWarning, match=f"1 of {len(y)} out of range"):
         posterior.sample_batched((5,), x=y, show_progress_bars=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"),
+    [("default", 1.0), ("synthetic_likelihood", 1e-12), ("residual_shift", 1e-12), ("fine_tuned", 1.0)],
+)
+def test_where_single_precision_overflows_the_answer_is_the_prior(kind, unit, base, pairs):
+    """Largest numbers mark missing values in some formats; in a small unit, smaller ones overflow."""
+    with seeded(0), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FMCPEWarning)
+        method = FMCPE(in_unit(base, unit), lambda theta: unit * simulate(theta), recipe=stack_of(kind))
+        posterior = method.fit(pairs[0], unit * pairs[1], seed=0, show_progress_bars=False)
+    for far in ([3.4e38] * 3, [0.0, -3.4e38, 0.0], [1e32, -1e32, 1e32]):
+        y = torch.tensor(far)
+        with pytest.warns(FMCPEWarning, match="1 of 1 out of range"):
+            draws = posterior.sample((400,), x=y, seed=0, show_progress_bars=False)
+        assert bool((draws.std(0) > torch.tensor([1.0, 0.25])).all())
+        found = posterior.check(y)
+        assert bool(found.out_of_range) and bool(found.prior_share > 0.99)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FMCPEWarning)
+            try:
+                assert bool(torch.isfinite(posterior.log_prob(pairs[0][:2], x=y)).all())
+            except (ValueError, NotImplementedError) as error:
+                assert str(error).startswith("Expected ")
+
+
+def in_unit(base, unit):
+    """The base posterior of data in another unit."""
+    own = as_base_posterior(base)
+    return as_base_posterior(lambda x: own.sample(x / unit, 1)[:, 0], prior=PRIOR) if unit != 1 else base
+
+
+def stack_of(kind):
+    return replace(SMALL, candidates=(CANDIDATES[kind],)) if kind in CANDIDATES else SMALL
 
 
 def test_out_of_range_the_answer_is_as_wide_as_at_a_typical_pair(posteriors):

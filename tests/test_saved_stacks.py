@@ -10,8 +10,8 @@ from sbi.utils import BoxUniform, MultipleIndependent
 from torch.distributions import Beta, Normal
 
 import fmcpe
-from fmcpe import FMCPE, Stack, candidates
-from fmcpe.serialization.container import FORMAT, to_bytes
+from fmcpe import FMCPE, Stack, as_base_posterior, candidates
+from fmcpe.serialization.container import FORMAT, read, to_bytes
 
 SMALL = Stack(
     [
@@ -111,3 +111,33 @@ def test_a_beta_prior_and_observations_of_one_number(tmp_path):
     base = fmcpe.train_npe(simulator, prior, 500, seed=0, max_num_epochs=1, show_progress_bars=False)
     posterior = fitted(FMCPE(base, simulator, recipe=SMALL), (theta, simulator(theta) + 0.3))
     assert_same(posterior, fmcpe.load(posterior.save(tmp_path / "run.fmcpe")), torch.tensor([1.0]))
+
+
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+def test_a_file_that_needs_its_base_posterior_is_refused_in_the_same_way(pairs, tmp_path):
+    """With `posterior=`, the argument is not blamed for the file, and a wrong argument is no damaged file."""
+    draw = as_base_posterior(lambda x: PRIOR.sample((len(x),)), prior=PRIOR)
+    path = fitted(FMCPE(draw, simulate, recipe=QUICK), pairs).save(tmp_path / "run.fmcpe")
+    fmcpe.load(path, posterior=draw)
+    manifest, tensors = read(path)
+    together = r"parts do not fit together .* Pass the posterior"
+    for message, says, others in (
+        (together, {"report": {"a": 1}}, {}),
+        (together, {"conformal": {"kind": "split"}}, {}),
+        (together, {}, {"posterior.measured": torch.zeros(3, 3)}),
+        (
+            r"numbers in the tensor posterior\.measured .* got NaN",
+            {},
+            {"posterior.measured": torch.full((4, 2), torch.nan)},
+        ),
+        ("Expected a prior that fmcpe can save", {"base": manifest["base"] | {"support": {"family": "x"}}}, {}),
+        (r"parts do not fit together .* Save the posterior again", {"base": manifest["base"] | {"support": 3}}, {}),
+    ):
+        (tmp_path / "bad.fmcpe").write_bytes(to_bytes(manifest | says, tensors | others))
+        with pytest.raises(fmcpe.FileError, match=message):
+            fmcpe.load(tmp_path / "bad.fmcpe", posterior=draw)
+    with pytest.raises(TypeError, match="Expected an sbi DirectPosterior"):
+        fmcpe.load(path, posterior=3)
+    wide = as_base_posterior(lambda x: torch.zeros(len(x), 3), prior=BoxUniform(-torch.ones(3), torch.ones(3)))
+    with pytest.raises(fmcpe.FileError, match="Pass the base posterior that was corrected"):
+        fmcpe.load(path, posterior=wide)

@@ -79,6 +79,30 @@ def test_draws_without_a_seed_are_safe_beside_seeded_ones(posterior, pairs):
     assert len(torch.cat(drawn[1::2]).unique(dim=0)) == 30 * 5
 
 
+def test_draws_of_a_base_posterior_take_their_turn(posterior, rough_base, pairs):
+    """They draw from the global generators, too, seeded or not."""
+    before, done = sys.getswitchinterval(), threading.Event()
+
+    def draw():
+        return posterior.sample((40,), x=pairs[1][0], seed=0, **QUIET)
+
+    def others():
+        while not done.is_set():
+            rough_base.sample(pairs[1][:5], 20)
+
+    expected, workers = draw(), [threading.Thread(target=others) for _ in range(3)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for worker in workers:
+            worker.start()
+        assert all(torch.equal(draw(), expected) for _ in range(40))
+    finally:
+        done.set()
+        sys.setswitchinterval(before)
+        for worker in workers:
+            worker.join()
+
+
 # ------------------------------------------------------------------ no deadlock
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack
 
 import torch
 
 from fmcpe import _turns
+from fmcpe._errors import FMCPEWarning
 from fmcpe._interrupts import Restoring
 
 LARGE = 4096
@@ -96,3 +98,24 @@ class user_code(Restoring):  # noqa: N801
             _set(*self._before)
             _Caller.settings = self._outer
             torch.set_grad_enabled(self._grad)
+
+
+class quiet(Restoring):  # noqa: N801
+    """Without warnings of the library. Filters belong to the process: blocks of several threads run one after another."""
+
+    def __init__(self) -> None:
+        self._taken, self._caught = False, ExitStack()
+
+    def _begin(self) -> None:
+        _turns.take()
+        self._taken = True
+        self._caught.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", FMCPEWarning)
+
+    def _end(self) -> None:
+        try:
+            self._caught.close()
+        finally:
+            if self._taken:
+                self._taken = False
+                _turns.give()

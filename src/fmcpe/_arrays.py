@@ -42,9 +42,15 @@ def as_numbers(
             tensor = tensor.to_dense()
         if tensor.is_complex():
             raise UnreadableError(_COMPLEX)
-        if rows is not None and tensor.dtype in (torch.float64, torch.int64, torch.int32) and dtype == torch.float32:
+        if rows is not None and tensor.dtype in _LONG and dtype == torch.float32:
             refuse_loss(tensor, rows)
         return tensor.detach().to(device=device, dtype=dtype, copy=True)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor holds real numbers as they are: strided, neither nested nor masked, quantized or meta."""
+    odd = type(tensor).__name__ == "MaskedTensor" or tensor.is_nested or tensor.is_meta or tensor.is_quantized
+    return not odd and tensor.layout == torch.strided and not tensor.is_complex()
 
 
 def returned_numbers(value: Any, source: str, device: Any, rows: int | None = None) -> Tensor:
@@ -60,6 +66,8 @@ def returned_numbers(value: Any, source: str, device: Any, rows: int | None = No
         ) from error
 
 
+_LONG = (torch.float64, torch.int64, torch.int32, torch.uint64, torch.uint32)
+"""Types with more digits than single precision."""
 _COMPLEX = (
     "got complex numbers. Pass real and imaginary parts side by side, e.g. numpy.stack([y.real, y.imag], axis=-1)"
 )
@@ -88,12 +96,21 @@ def _as_array(value: Any, masked_as_nan: bool) -> Any:
         raise UnreadableError(_COMPLEX)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"numpy gives {array.dtype}")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8 and len(np.atleast_1d(array)) > 1:
+        with np.errstate(all="ignore"):
+            lost, spread = np.sqrt(np.square(array - array.astype(np.float64)).mean(0)), array.std(0)
+            rounding = 64 * np.finfo(array.dtype).eps * np.abs(array).max(0)
+        if bool(((lost > LOSS * spread) & (spread > rounding)).any()):
+            raise UnreadableError(
+                "got long doubles with an offset so large that double precision rounds them away. Subtract a constant before, "
+                "the same from simulations and measurements"
+            )
     single = array.dtype.kind == "b" or (array.dtype.kind == "f" and array.dtype.itemsize <= 4)
     exact = np.float32 if single else np.int64 if array.dtype.kind == "i" else np.float64
     return np.array(array, dtype=exact, order="C", copy=True)
 
 
-def refuse_loss(data: Tensor, least: int, constant: float = 1e-12) -> None:
+def refuse_loss(data: Tensor, least: int, constant: float = 1e-14) -> None:
     """Refuse columns of data (N, ...) whose spread is lost in rounding to single precision.
 
     Args:
@@ -103,13 +120,15 @@ def refuse_loss(data: Tensor, least: int, constant: float = 1e-12) -> None:
     """
     if data.ndim == 0 or len(data) < least:
         return
-    rows = data.detach().flatten(1).double() if data.ndim > 1 else data.detach().double()[:, None]
-    rows = rows[torch.isfinite(rows).all(1)]
+    rows = data.detach().flatten(1) if data.ndim > 1 else data.detach()[:, None]
+    whole = not rows.is_floating_point()  # exact, whatever the offset is
+    rows = rows.long() if whole else rows[torch.isfinite(rows).all(1)]
     if len(rows) < least or rows.shape[1] == 0:
         return
-    spread, size = rows.std(0), rows.abs().amax(0)
-    lost = (rows - rows.float().double()).square().mean(0).sqrt()
-    bad = (spread > constant * size) & (lost > LOSS * spread)
+    lost = (rows - rows.float().to(rows)).double().square().mean(0).sqrt()
+    spread, rows = (rows - rows[0] if whole else rows).double().std(0), rows.double()
+    size = rows.abs().amax(0)
+    bad = (spread > (0.0 if whole else constant) * size) & (lost > LOSS * spread)
     if bool(bad.any()):
         worst = int(torch.where(bad, lost / spread, torch.zeros_like(lost)).argmax())
         # below this size, single precision loses digits because it has no smaller numbers

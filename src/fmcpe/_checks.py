@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fmcpe._arrays import LOSS, UnreadableError, as_numbers
+from fmcpe._arrays import LOSS, UnreadableError, as_numbers, is_plain
 from fmcpe._names import columns_of, in_order
 from fmcpe._random import seeded
+
+MOST_DRAWS = 10**12
+"""Resource limit: draws of one call; more are a typing error."""
 
 
 def as_tensor(
@@ -111,6 +115,11 @@ def check_target_prior(target: Distribution, prior: Distribution) -> None:
     """Refuse a target prior over other parameters than the prior, or with more than 1 % of 1000 draws outside its support."""
     from sbi.utils.sbiutils import within_support
 
+    if not isinstance(target, Distribution):
+        raise TypeError(
+            f"Expected target_prior to be a torch distribution, got a {type(target).__name__}. Pass e.g. "
+            "sbi.utils.BoxUniform(low, high)."
+        )
     dim, own = parameter_dim(prior), parameter_dim(target)
     if own != dim:
         raise ValueError(
@@ -137,6 +146,10 @@ def as_sample_shape(shape: Any) -> torch.Size:
         ) from error
     if any(s < 0 for s in size):
         raise ValueError(f"Expected sample_shape without negative sizes, got {tuple(size)}. Try (1000,).")
+    if math.prod(size) > MOST_DRAWS:
+        raise ValueError(
+            f"Expected sample_shape of at most {MOST_DRAWS:.0e} draws, got {tuple(size)}. Draw fewer, in several calls."
+        )
     return size
 
 
@@ -169,7 +182,7 @@ def as_observations(x: Any, shape: torch.Size) -> Tensor:
 
 def as_theta(theta: Any, dim: int) -> Tensor:
     """Parameters as rows, (N, dim), from (N, dim) or (dim,); gradients flow to `theta`."""
-    plain = isinstance(theta, Tensor) and not theta.is_complex()
+    plain = isinstance(theta, Tensor) and is_plain(theta)
     tensor = theta.to(torch.float32) if plain else as_tensor(theta, "theta")
     if bool(torch.isnan(tensor).any()):
         raise ValueError(f"Expected numbers in theta, got {int(tensor.isnan().sum())} NaN. Remove the rows concerned.")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import glob
 import os
-import tempfile
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,15 +27,14 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary: str | None = None
     try:
         _remove_stale(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        temporary = str(path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp"))
+        # not `mkstemp`, whose files are private: to read the umask is to set it, for all threads
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         try:
             _write(handle, content)
             os.fsync(handle)
         finally:
             os.close(handle)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's files are private
         os.replace(temporary, path)
         temporary = None
     except OSError as error:

@@ -13,7 +13,7 @@ from fmcpe._ambient import user_code
 from fmcpe._arrays import returned_numbers
 from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
-from fmcpe._options import is_positive
+from fmcpe._options import SHARE, check_whole, is_number, is_positive
 from fmcpe._progress import advance
 from fmcpe._timeout import within
 
@@ -59,12 +59,11 @@ class CheckedSimulator:
             raise TypeError(
                 f"Expected simulator to be a function from theta (N, p) to data (N, ...), got a {kind}. {hint}"
             )
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(
-                f"Expected simulation_batch_size of at least 1, got {batch_size}. Try 100, or leave it out."
-            )
-        if not 0 <= max_failed < 1:
-            raise ValueError(f"Expected max_failed between 0 and 1, got {max_failed}. Try max_failed=0.1.")
+        if batch_size is not None:
+            check_whole("simulation_batch_size", batch_size, 1, 100)
+            batch_size = int(batch_size)
+        if not is_number(max_failed, 0, SHARE[1]):
+            raise ValueError(f"Expected max_failed of at least 0 and below 1, got {max_failed!r}. Try max_failed=0.1.")
         if timeout is not None and not is_positive(timeout):
             raise ValueError(f"Expected simulation_timeout to be a positive number, got {timeout!r}. Leave it out.")
         self.simulator, self.shape, self.max_failed, self.batch_size = simulator, shape, max_failed, batch_size

@@ -162,7 +162,8 @@ def _exponential_tail(usual: Tensor, distance: Tensor, scale: float, pseudo: int
 
 
 def _log_distance(rows: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
-    return ((rows - mean) @ matrix).norm(dim=1).clamp_min(1e-12).log()
+    # where single precision overflows, or a summary network does, the distance is NaN: nothing is farther
+    return ((rows - mean) @ matrix).norm(dim=1).nan_to_num(torch.inf, torch.inf).clamp_min(1e-12).log()
 
 
 def whitening(rows: Tensor, size: int, like: Tensor | None = None, pseudo: int = 0) -> tuple[Tensor, Tensor]:

@@ -251,6 +251,11 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
             # one by one, so that an observation has the same Monte-Carlo draws alone and in a batch
             rows = [(z, y)] if self.inner.transductive else zip(z.split(1), y.split(1), strict=True)
             inner = torch.cat([self.inner.log_prob(each, one) for each, one in rows])
+            if bool(inner.isnan().any()):
+                raise ValueError(
+                    f"Expected log densities, got NaN for {int(inner.isnan().sum())} of {inner.numel()}: the observation is so "
+                    "far from the calibration data that numbers overflow. Check its units."
+                )
             density = inner + self.space.log_abs_det(safe, z.reshape(flat.shape)).reshape(theta.shape[:2])
             return torch.where(inside.reshape(theta.shape[:2]), density, -torch.inf)
 

@@ -103,7 +103,8 @@ class BasePosterior(ABC):
     @torch.no_grad()
     def sample(self, x: Tensor, n: int) -> Tensor:
         """Physical θ inside the support: (B, ...) -> (B, n, p)."""
-        return self._redrawn(self._draw(x, n), x)
+        with seeded(None):  # its turn with the global generators
+            return self._redrawn(self._draw(x, n), x)
 
     @torch.no_grad()
     def sample_each(self, parts: Sequence[Tensor], n: int) -> list[Tensor]:
@@ -178,10 +179,11 @@ class BasePosterior(ABC):
         # only the mean over the components of a mixture matters: many components need few draws each
         draws = max(20, min(self.leakage_draws, self.leakage_draws_in_all // x.shape[0]))
         parts = x.split(max(1, 2_000_000 // (draws * max(1, x[0].numel()))))  # bounds memory
-        inside = [
-            self._inside(self._draw(part, draws).flatten(0, 1)).float().reshape(len(part), draws).mean(1)
-            for part in parts
-        ]
+        with seeded(None):
+            inside = [
+                self._inside(self._draw(part, draws).flatten(0, 1)).float().reshape(len(part), draws).mean(1)
+                for part in parts
+            ]
         return torch.cat(inside).clamp_min(0.5 / draws).log()
 
     def _may_leak(self) -> bool:

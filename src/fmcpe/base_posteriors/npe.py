@@ -26,7 +26,7 @@ from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
-from fmcpe.base_posteriors.rows import Rows, SimulationsOnDemand, simulate, that_worked
+from fmcpe.base_posteriors.rows import Rows, SimulationsOnDemand, refuse_no_pair, simulate, that_worked
 from fmcpe.nn.embeddings import (
     WithoutWeights,
     at_levels,
@@ -169,6 +169,7 @@ def train_npe(
     )
     given = names or getattr(prior, "names", None)
     if simulations is not None:
+        refuse_no_pair(simulations)
         given = given or columns_of(simulations[0])
         simulations = in_order(simulations[0], given, "theta"), simulations[1]
     with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
@@ -182,6 +183,11 @@ def train_npe(
         )  # fmt: skip
         if isinstance(embedding_net, str):
             embedding_net = automatic(embedding_net, tuple(x.shape[1:]))
+        if not isinstance(embedding_net, nn.Module | None):
+            raise TypeError(
+                f'Expected embedding_net="auto", a torch.nn.Module or None, got a {type(embedding_net).__name__}. Write a '
+                "function as the forward method of a torch.nn.Module."
+            )
         if domain_randomisation and (embedding_net is None or not has_weights(embedding_net)):
             raise ValueError(
                 "Expected an embedding_net with weights for domain_randomisation=True, got none. Pass embedding_net=, "

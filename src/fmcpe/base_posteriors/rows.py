@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._checks import as_tensor, finite_rows, parameter_dim
+from fmcpe._options import check_whole
 from fmcpe._progress import Progress
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
@@ -68,9 +69,8 @@ def simulate(
         return given_simulations(given, prior, max_failed)
     if simulator is None:
         raise ValueError("Expected a simulator or simulations, got neither. Pass simulator= or simulations=(theta, x).")
-    if number < 100:
-        raise ValueError(f"Expected num_simulations of at least 100, got {number}. Pass 10 000 or more.")
-    theta = prior.sample((number,)).to(torch.float32)
+    check_whole("num_simulations", number, 100, 10_000)
+    theta = prior.sample(torch.Size((int(number),))).to(torch.float32)
     if dask is not None:
         size = batch_size or max(1, number // 200)
         x = run_simulator(
@@ -89,8 +89,16 @@ def simulate(
     return (theta, x) if bool(ok.all()) else (theta[ok], x[ok])
 
 
+def refuse_no_pair(given: Any) -> None:
+    """Refuse simulations that are not two arrays: a third would be left out, and rows of a single one taken for θ and x."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        what = f"{len(given)} of them" if isinstance(given, tuple | list) else f"a {type(given).__name__}"
+        raise TypeError(f"Expected simulations to be two arrays, (theta, x), got {what}. Pass simulations=(theta, x).")
+
+
 def given_simulations(given: tuple[Any, Any], prior: Distribution, max_failed: float) -> tuple[Tensor, Tensor]:
     """Existing simulations, checked."""
+    refuse_no_pair(given)
     theta, x = as_tensor(given[0], "theta", rows=20), as_tensor(given[1], "x", finite=False, rows=20)
     dim = parameter_dim(prior)
     theta = theta[:, None] if theta.ndim == 1 and dim == 1 else theta

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fmcpe._checks import as_tensor, finite_rows
+from fmcpe._options import check_whole
 from fmcpe._progress import Progress
 from fmcpe._random import derive, seeded
 from fmcpe._simulator import CheckedSimulator
@@ -60,9 +61,8 @@ def simulate(
             f"Expected theta of shape (N, p), got {tuple(theta.shape)}. Pass one row per simulation, one column per "
             "parameter."
         )
-    if batch_size < 1:
-        raise ValueError(f"Expected batch_size of at least 1, got {batch_size}. Try batch_size=100.")
-    batches = theta.split(batch_size)
+    check_whole("batch_size", batch_size, 1, 100)
+    batches = theta.split(int(batch_size))
     # batches need different seeds even if the user gives none: all workers start from the same state
     with seeded(None):
         start = int(torch.randint(2**31, ())) if seed is None else seed

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+FAR = 1e6
+"""Numerical limit of whitened data, whose squares single precision holds: beyond it, an observation is not less likely."""
+
+
 class SyntheticPosterior(Posterior):
     """Bayes' rule for one regression.
 
@@ -116,7 +120,8 @@ class _Target:
 
     def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
         self.members, self.number, self.first = members, len(members), members[0]
-        self.seen = torch.cat([member.regression.whiten(member.directions(y)) for member in members])
+        seen = torch.cat([member.regression.whiten(member.directions(y)) for member in members])
+        self.seen = seen.nan_to_num(FAR).clamp(-FAR, FAR)
         self.regression = Regression.stacked([member.regression for member in members])
 
     def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ Pairs measured at chosen θ: `fmcpe.diagnostics.label_shift`. No pairs to hold o
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
@@ -27,8 +26,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs
-from fmcpe._errors import FMCPEWarning
 from fmcpe._names import in_order
 from fmcpe._random import derive, seeded
 from fmcpe.problem import fingerprints, one_of_each
@@ -244,8 +243,7 @@ def median_and_width(
 
     Observations are asked about one by one where the answer depends on the batch: exchangeable scores must not.
     """
-    with warnings.catch_warnings(), seeded(seed):
-        warnings.simplefilter("ignore", FMCPEWarning)  # about the range: who asks for intervals is warned there
+    with quiet(), seeded(seed):  # about the range: who asks for intervals is warned there
         parts = y.split(1) if posterior.inner.transductive else (y,)
         draws = [posterior.sample_batched((num_samples,), x=part, show_progress_bars=False) for part in parts]
     theta = torch.cat(draws, dim=1)

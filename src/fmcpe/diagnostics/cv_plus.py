@@ -24,7 +24,6 @@ few fixed values are refused.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs, as_tensor
-from fmcpe._errors import FMCPEWarning
 from fmcpe._names import columns_of, in_order
 from fmcpe._options import LARGEST, check_options
 from fmcpe._random import derive, seeded
@@ -106,8 +105,7 @@ class CVPlus:
             inside, outside = ((fold == k) & counted).nonzero()[:, 0], (fold != k).nonzero()[:, 0]
             with seeded(derive(seed, "cv+", "order", k)):
                 outside = outside[torch.randperm(len(outside), device=theta.device)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FMCPEWarning)  # the fit on all pairs warns
+            with quiet():  # the fit on all pairs warns
                 models.append(fit(outside, derive(seed, "cv+", "fit", k)))
             scores.append(
                 scores_of(models[k], theta[inside], y[inside], self.num_samples, derive(seed, "cv+", "draw", k))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs
-from fmcpe._errors import FMCPEWarning
 from fmcpe._names import in_order
 from fmcpe._options import is_whole
 from fmcpe._random import derive, seeded
@@ -223,8 +222,7 @@ def learning_curve(
     scores = torch.empty(repeats, len(steps), len(theta), dtype=torch.float64)
     inside = torch.ones(scores.shape, dtype=torch.bool)
     pairs = (theta, y, x, importance)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FMCPEWarning)  # of few pairs, and of observations unlike them
+    with quiet():  # of few pairs, and of observations unlike them
         for repeat in range(repeats):
             with seeded(derive(seed, "subsets", repeat)):
                 place = torch.randperm(distinct).argsort()[groups.cpu()]

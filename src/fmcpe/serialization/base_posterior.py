@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from sbi.inference.posteriors import DirectPosterior, VectorFieldPosterior
 from torch import Tensor
+from torch.distributions import Distribution
 
 from fmcpe._checks import parameter_dim
 from fmcpe._errors import FileError
@@ -74,15 +75,22 @@ def made_by_train_npe(base: BasePosterior) -> NPEPosterior | None:
     return posterior if isinstance(posterior, NPEPosterior) else None
 
 
-def build_base(manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: Any, path: str | Path) -> BasePosterior:
+def build_support(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> Distribution | None:
+    """The prior that bounds the draws of the base posterior, if the file describes it."""
+    says = manifest["base"]["support"]
+    return None if says is None else build_prior(says, under(tensors, "support."))
+
+
+def build_base(
+    manifest: dict[str, Any], tensors: dict[str, Tensor], posterior: BasePosterior | None, path: str | Path
+) -> BasePosterior:
     """The base posterior of the file, or `posterior`, with the weights of the file if there are any."""
-    says = manifest["base"]
-    support = None if says["support"] is None else build_prior(says["support"], under(tensors, "support."))
+    says, support = manifest["base"], build_support(manifest, tensors)
     if posterior is not None:
-        base = as_base_posterior(posterior, support)
+        base = posterior
         shape, dim, own_dim = torch.Size(manifest["x_shape"]), manifest["theta_dim"], parameter_dim(base.prior)
         if base.raw_shape not in (None, shape) or own_dim != dim:
-            raise ValueError(
+            raise FileError(
                 f"Expected a posterior over θ of {dim} number(s) given x of shape {tuple(shape)}, got {own_dim} and "
                 f"{tuple(base.raw_shape or ())}. Pass the base posterior that was corrected."
             )
@@ -131,7 +139,7 @@ def _with_weights(
     try:
         base.estimator.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(
+        raise FileError(
             f"Expected the base posterior that {path} was made with, got another network "
             f"({str(error).splitlines()[0]}). Pass the one that was corrected."
         ) from error

@@ -8,6 +8,8 @@ architecture of each part (`to_config`). The file contains the base posterior if
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +21,12 @@ from fmcpe._ambient import settled
 from fmcpe._disk import write_whole
 from fmcpe._errors import FileError, FMCPEWarning
 from fmcpe._random import seeded
+from fmcpe.base_posteriors.adapters import as_base_posterior
+from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.candidates.base import Shared
 from fmcpe.nn.describe import build_prior, describe_prior, under
 from fmcpe.record import HeldOut, Record
-from fmcpe.serialization.base_posterior import build_base, describe_base
+from fmcpe.serialization.base_posterior import build_base, build_support, describe_base
 from fmcpe.serialization.container import FORMAT, read, to_bytes
 from fmcpe.serialization.limits import Budget, check_sizes
 from fmcpe.serialization.registry import from_config, to_config
@@ -100,24 +104,40 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
     with settled():
         manifest, tensors = read(path)
         check_sizes(manifest, tensors, path)
-        try:
-            # the initial weights of networks, which are overwritten, consume random numbers
-            with seeded(0), Budget(tensors):
+        # the initial weights of networks, which are overwritten, consume random numbers
+        with seeded(0), Budget(tensors):
+            if posterior is not None:
+                with _fitting_together(path):
+                    support = build_support(manifest, tensors)
+                posterior = as_base_posterior(posterior, support)
+            with _fitting_together(path, posterior is not None or embedding_net is not None):
                 return _build(manifest, tensors, path, posterior, embedding_net)
-        except FileError:
-            raise
-        except Exception as error:
-            if posterior is not None or embedding_net is not None:
-                raise  # the arguments may be at fault
-            line = (str(error).splitlines() or [""])[0][:300]
-            raise FileError(
-                f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
-                f"({type(error).__name__}: {line}). Save the posterior again."
-            ) from error
+
+
+@contextmanager
+def _fitting_together(path: Path, given: bool = False) -> Iterator[None]:
+    """Errors of parts that do not fit together as `FileError`; `given` says whether some of them are arguments."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0][:300]
+        advice = (
+            "Pass the posterior and the embedding_net that it was made with" if given else "Save the posterior again"
+        )
+        raise FileError(
+            f"Expected a file as posterior.save(...) wrote it, got {path}, whose parts do not fit together "
+            f"({type(error).__name__}: {line}). {advice}."
+        ) from error
 
 
 def _build(
-    manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path, posterior: Any, embedding_net: nn.Module | None
+    manifest: dict[str, Any],
+    tensors: dict[str, Tensor],
+    path: Path,
+    posterior: BasePosterior | None,
+    embedding_net: nn.Module | None,
 ) -> CorrectedPosterior:
     from fmcpe.posterior import CorrectedPosterior
 

@@ -68,6 +68,9 @@ def check_sizes(manifest: dict[str, Any], tensors: dict[str, Tensor], path: Path
     try:
         _check_numbers(manifest, tensors, path)
         _check_frame(manifest, tensors, path)
+        for name, value in tensors.items():
+            if name.startswith(("posterior.", "space.", "base.", "pool")) and bool(value.isnan().any()):
+                raise _refused(path, f"numbers in the tensor {name}", "NaN")
         for name, shape, found in _declared(manifest, tensors):
             if list(found) != list(shape):
                 raise _refused(path, f"the tensor {name} of shape {tuple(shape)}", str(tuple(found)))

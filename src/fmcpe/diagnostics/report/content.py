@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fmcpe._ambient import quiet
 from fmcpe._checks import as_observations
-from fmcpe._errors import FMCPEWarning
 from fmcpe._names import with_units
 from fmcpe.diagnostics.calibration import CoverageResult, coverage
 from fmcpe.diagnostics.cross_validated import CalibrationResult, calibration
@@ -143,8 +142,7 @@ def gather(
     observations = check = quantiles = intervals = None
     if x is not None:
         observations = as_observations(x, posterior.observation_shape).to(posterior._device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FMCPEWarning)  # the report shows what is out of range
+        with quiet():  # the report shows what is out of range
             check = posterior.check(observations) if held_out is not None else None
             draws = posterior.sample_batched((1000,), x=observations, seed=seed, show_progress_bars=False)
             if posterior.conformal is not None:
