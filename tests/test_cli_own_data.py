@@ -251,6 +251,14 @@ WRONG = {
     "not a number": (SIMULATOR, [("pairs.csv", "23.58", "hot")], ["pairs.csv", "'T_2s'", "'hot' in line 2", "12.5"]),
     "no column": (SIMULATOR, [("pairs.csv", "time_constant", "tau")], ["pairs.csv", "no 'time_constant'", "tau"]),
     "no prior key": (SIMULATOR, [("prior.toml", "low = 30.0", "")], ["prior.toml", "[bath_temperature]", "low = 0.0"]),
+    "exits": (
+        SIMULATOR,
+        [("model.py", "TIMES =", "raise SystemExit(3)\nTIMES =")],
+        ["model.py", "SystemExit: 3", "__main__"],
+    ),
+    "names twice": ([*SIMULATOR, "--names", "a,b"], [], ["no --names beside --prior", "a,b"]),
+    "share": ([*SIMULATOR, "--max-failed", "5"], [], ["--max-failed between 0 and 1", "got 5"]),
+    "reserved name": (SIMULATOR, [("prior.toml", "time_constant", "draw")], ["'draw'", "prior.toml", "draw_0"]),
     "no folder": ([*SIMULATOR, "--out", "none/m.fmcpe"], [], ["none/m.fmcpe", "Create the folder"]),
 }
 
@@ -267,6 +275,23 @@ def test_wrong_input_is_answered_before_anything_runs(folder, capsys, case):
     out, err = capsys.readouterr()
     assert err.startswith("fmcpe fit: Expected") and all(word in err for word in words), err
     assert "Training" not in out and (folder / "model.fmcpe").read_bytes() == before
+
+
+def test_a_single_pair_is_refused_before_anything_runs(folder, capsys):
+    lines = (folder / "pairs.csv").read_text().splitlines()
+    (folder / "pairs.csv").write_text("\n".join(lines[:2]))
+    assert main([*FIT, *FEW, *SIMULATOR]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "Expected 2 or more pairs in pairs.csv" in err
+
+
+def test_init_answers_a_file_and_a_negative_seed(folder, capsys):
+    for arguments, words in (
+        (["model.py"], "which is a file"),
+        (["new", "--seed", "-1"], "Expected a seed of at least 0"),
+    ):
+        assert main(["init", *arguments]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_wrong_observations_are_answered(folder, capsys):

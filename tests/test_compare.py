@@ -73,3 +73,10 @@ def test_a_base_posterior_far_out_of_distribution_ends(posteriors, tmp_path, mon
     found = compare(trainer.build_posterior(), posteriors("default"), *held_out(20), num_samples=50)
     assert found.leakage > 0.5 and "outside the prior" in found.summary()
     assert bool(PRIOR.support.check(found.draws[0].flatten(0, 1).float()).all())
+
+
+def test_arguments_in_the_wrong_order_are_recognised(base, posteriors):
+    with pytest.raises(TypeError, match=r"They look swapped: call compare\(base, posterior"):
+        compare(posteriors("default"), base, *held_out())
+    with pytest.raises(TypeError, match=r"Call compare\(base, posterior"):
+        compare(base, base, *held_out())

@@ -95,6 +95,14 @@ def test_wrong_names_are_refused(base, wrong):
         train_npe(simulate, PRIOR, 200, names=wrong)
 
 
+@pytest.mark.parametrize("taken", ["observation", "chain", "draw", "p_value", "out_of_range"])
+def test_names_that_tables_of_draws_use_themselves_are_refused(base, taken):
+    with pytest.raises(ValueError, match=f"got '{taken}'. Call the parameter e.g. {taken}_0"):
+        FMCPE(base, simulate, names=["offset", taken])
+    with pytest.raises(ValueError, match="2 different names"):  # netCDF has no slash: both would be a_b
+        FMCPE(base, simulate, names=["a/b", "a_b"])
+
+
 @pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
 def test_arviz_has_the_names(posterior, pairs, tmp_path):
     arviz = pytest.importorskip("arviz")

@@ -163,6 +163,31 @@ def test_columns_are_found_by_name_in_every_kind_of_file(tmp_path, write):
     assert pairs.data_names == tuple(COLUMNS)
 
 
+def test_row_numbers_of_pandas_are_no_data(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(np.hstack([THETA, Y]), columns=[*NAMES, *COLUMNS])
+    for index in ([2, 0, 1], ["a", "b", "c"]):
+        frame.set_index(pandas.Index(index)).to_parquet(tmp_path / "pairs.parquet")
+        pairs = read_pairs(tmp_path / "pairs.parquet", NAMES)
+        assert pairs.data_names == tuple(COLUMNS) and np.array_equal(pairs.y, Y)
+    frame.insert(0, "Unnamed: 0", range(3))  # a file with row numbers, read and written again
+    frame.to_csv(tmp_path / "pairs.csv", index=False)
+    with pytest.raises(ValueError, match="got Unnamed: 0 for column 1 of 6"):
+        read_pairs(tmp_path / "pairs.csv", NAMES)
+
+
+@pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
+@pytest.mark.parametrize("labels", [["run A", "Lauf ß", "c"], [7, 8, 9]])
+def test_labels_of_a_netcdf_file_are_its_coordinate_observation(tmp_path, engine, labels):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("h5netcdf")
+    found = xarray.Dataset({"y": (("observation", "time"), Y)}, {"observation": labels, "time": [0.0, 1.0, 2.0]})
+    found.to_netcdf(tmp_path / "y.nc", engine=engine)
+    read, y = read_observations(tmp_path / "y.nc", COLUMNS, (3,))
+    assert read == [str(each) for each in labels] and np.array_equal(y, Y)
+
+
 SERIES = np.arange(24.0).reshape(3, 2, 4)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fmcpe._random import seeded
+from fmcpe.cli import main
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -50,6 +51,17 @@ def test_the_numbers_of_the_readme_are_those_of_the_committed_results(capsys):
     shown = re.search(r"energy score, .* \| ([\d.]+) \| \*\*([\d.]+)\*\* \|", text).groups()
     for method, number in zip(("npe", "fmcpe"), shown, strict=True):
         assert re.search(rf"^{method} +36 +([\d.]+)", table, flags=re.MULTILINE)[1] == number
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
+def test_the_coverage_below_the_picture_is_that_of_the_demo(tmp_path, capsys):
+    """Within two points: other processors round differently."""
+    text = README.read_text(encoding="utf-8")
+    said = re.search(r"Before, (\d+) % and (\d+) % of .* after, (\d+) %\nand (\d+) %", text).groups()
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    shown = re.findall(r"(?:uncorrected|corrected) +\S+ +\S+ +(\d+)% (\d+)%", capsys.readouterr().out)
+    assert [int(n) for row in shown for n in row] == pytest.approx([int(n) for n in said], abs=2)
 
 
 def fmcpe_draws(posterior, y):

@@ -158,6 +158,8 @@ def test_one_number_is_an_observation(scalar_posterior):
         assert torch.equal(scalar_posterior.sample((50,), x=same, seed=0), first)
     assert scalar_posterior.log_prob([[0.6]], x=0.6).shape == (1,)
     assert scalar_posterior.check(0.6).pairs.shape == (1,)
+    for one in (0.6, [0.6], torch.tensor(0.6)):
+        assert tuple(scalar_posterior.to_dataframe(one, num_samples=5).columns) == scalar_posterior.names
 
 
 def test_a_row_of_numbers_is_a_batch_of_observations(scalar_posterior):

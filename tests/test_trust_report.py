@@ -64,6 +64,18 @@ def test_every_section_is_there_and_nothing_is_fetched(written):
     assert written[1].stat().st_size < 2_000_000
 
 
+def test_the_pictures_give_the_coverage_of_the_table(written, tmp_path, monkeypatch):
+    """Of draws, ranks are spread at random: two pairs of forty at the edge made 75 % in the table 80 % in the picture."""
+    posterior = written[0]
+    lines = [
+        replace(line, coverage=(0.123 + 0.1 * k, 0.9), coverage_before=(0.456 + 0.1 * k, 0.9))
+        for k, line in enumerate(posterior.record.parameters)
+    ]
+    monkeypatch.setattr(posterior, "record", replace(posterior.record, parameters=tuple(lines)))
+    text = posterior.report(tmp_path / "report.html").read_text()
+    assert re.findall(r"corrected: (\d+) % inside", text) == ["46", "12", "56", "22"]
+
+
 @pytest.mark.parametrize(("number", "word"), [(30, "too few pairs to tell"), (200, "calibrated")])
 def test_the_table_calls_a_parameter_calibrated_only_where_the_headline_does(number, word):
     generator = torch.Generator().manual_seed(0)

@@ -8,6 +8,8 @@ from typing import Any
 Names = tuple[str, ...]
 _UNORDERED = (str, Mapping, Set)
 """What can be iterated over, but is no list with one entry per parameter: a dict would give its keys."""
+RESERVED = ("observation", "chain", "draw", "p_value", "out_of_range")
+"""Columns and coordinates that tables and files of draws have beside the parameters."""
 
 
 def columns_of(value: Any) -> Names | None:
@@ -29,7 +31,14 @@ def as_names(names: Any, dim: int) -> Names:
     if isinstance(names, _UNORDERED) or not isinstance(names, Iterable):
         raise TypeError(f"Expected a list of {dim} name(s), got {names!r}. {advice}.")
     found = tuple(str(name).strip() for name in names)
-    if len(found) != dim or len(set(found)) < dim or not all(found):
+    taken = next((name for name in found if name in RESERVED), None)
+    if taken is not None:
+        raise ValueError(
+            f"Expected names other than {', '.join(RESERVED)}, which files of draws use themselves, got {taken!r}. Call the "
+            f"parameter e.g. {taken}_0."
+        )
+    # netCDF files have no slash in a name, see `fmcpe.io.draws`
+    if len(found) != dim or len({name.replace("/", "_") for name in found}) < dim or not all(found):
         raise ValueError(
             f"Expected {dim} different names, one per parameter, got {list(found)}. {advice}, or leave names out."
         )

@@ -334,7 +334,7 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         if x is None:
             return self._x_else_default_x(None), True
         y = self._as_observations(x)
-        return y, len(y) == 1 and as_tensor(x, "x").shape == self.observation_shape
+        return y, as_tensor(x, "x").shape in (self.observation_shape, ())
 
     def _as_observations(self, x: Any) -> Tensor:
         return as_observations(in_order(x, self.record.data_names, "x"), self.observation_shape).to(self._device)

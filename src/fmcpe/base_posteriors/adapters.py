@@ -257,9 +257,8 @@ def _refuse_other_parts_of_sbi(posterior: Any, prior: Distribution | None) -> No
             "inference.build_posterior(estimator)."
         )
     if hasattr(posterior, "append_simulations") and hasattr(posterior, "build_posterior"):
-        raise TypeError(
-            f"Expected an sbi posterior, got the trainer {type(posterior).__name__}. Pass inference.build_posterior()."
-        )
+        kind = posterior.__name__ if isinstance(posterior, type) else type(posterior).__name__
+        raise TypeError(f"Expected an sbi posterior, got the trainer {kind}. Pass inference.build_posterior().")
     if isinstance(posterior, Distribution):
         raise TypeError(
             f"Expected a posterior, got a {type(posterior).__name__}, which depends on no data. Call FMCPE(posterior, "

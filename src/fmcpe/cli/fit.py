@@ -102,6 +102,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"Expected --num-simulations of at least 100, got {options.num_simulations}. Pass 10000 or more."
         )
+    if not 0 <= options.max_failed < 1:
+        raise ValueError(f"Expected --max-failed between 0 and 1, got {options.max_failed}. Try --max-failed 0.1.")
+    if options.prior is not None and options.names:
+        raise ValueError(f"Expected no --names beside --prior, which has them, got {options.names}. Leave --names out.")
     inputs = _inputs(options)
     posterior = _fit(options, inputs)
     posterior.record = replace(posterior.record, data_names=inputs.pairs.data_names)
@@ -176,6 +180,11 @@ def _inputs(options: argparse.Namespace) -> Inputs:
     names, support = _names(options, prior, base)
     columns, prefix = ((), "") if prior is None else (prior.columns, prior.prefix)
     pairs = read_pairs(options.calibration, names, columns=columns, prefix=prefix)
+    if len(pairs.theta) < 2:
+        raise ValueError(
+            f"Expected 2 or more pairs in {options.calibration}, better 10 or more, got {len(pairs.theta)}. Write one row "
+            "per pair."
+        )
     _refuse_outside(pairs, support, names, options.prior or options.posterior)
     simulator = None if options.simulator is None else find_simulator(options.simulator)
     if simulator is not None:

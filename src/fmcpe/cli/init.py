@@ -83,12 +83,16 @@ def run(options: argparse.Namespace) -> int:
     from fmcpe._disk import write_whole
 
     folder: Path = options.folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"Expected a new folder, got {folder}, which is a file. Try fmcpe init {folder}-example.")
+    if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(
             f"Expected a new folder, got {folder}, which is not empty. Try fmcpe init {folder / 'example'}."
         )
     if options.pairs < 2:
         raise ValueError(f"Expected at least 2 pairs, got --pairs {options.pairs}. Try --pairs 40.")
+    if options.seed < 0:
+        raise ValueError(f"Expected a seed of at least 0, got --seed {options.seed}. Leave it out.")
     rng = np.random.default_rng(options.seed)
     theta = rng.uniform(LOW, HIGH, (options.pairs, 2)).round(2)
     new = rng.uniform(LOW, HIGH, (6, 2)).round(2)

@@ -58,6 +58,11 @@ def _module(place: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))  # so that it can import its neighbours
     try:
         spec.loader.exec_module(module)
+    except SystemExit as error:  # a script: it ran, or read the options of this command as its own
+        raise ValueError(
+            f"Expected {place} to define the simulator when it is imported, got SystemExit: {error}. Put what it does as a "
+            'script below: if __name__ == "__main__":'
+        ) from error
     except Exception as error:
         raise ValueError(
             f"Expected {place} to run, got {type(error).__name__}: {error}. Try: python {place}"

@@ -162,7 +162,13 @@ def compare(
         num_samples: Draws per observation, on each side.
         seed: Of draws, tie-breaking and bootstrap.
     """
-    record = posterior.record
+    record = getattr(posterior, "record", None)
+    if record is None:
+        swapped = " They look swapped: call" if hasattr(base, "record") else " Call"
+        raise TypeError(
+            f"Expected a corrected posterior after its base, got a {type(posterior).__name__}.{swapped} compare(base, "
+            "posterior, theta, y)."
+        )
     theta, y = in_order(theta, record.names, "theta"), in_order(y, record.data_names, "y")
     theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape)
     adapted = base if isinstance(base, BasePosterior) else as_base_posterior(base, posterior.prior)

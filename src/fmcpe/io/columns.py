@@ -77,7 +77,7 @@ class Table:
 
     def text(self, name: str) -> list[str]:
         """A column as text."""
-        return [str(cell) for cell in self.columns[name]]
+        return [f"{cell:.15g}" if isinstance(cell, float) else str(cell) for cell in self.columns[name]]
 
 
 def stacked(table: Table, names: Sequence[str], finite: bool = True) -> Array:

@@ -14,9 +14,7 @@ import numpy as np
 
 from fmcpe._names import default_names
 from fmcpe.io.columns import Array, Table, stacked
-from fmcpe.io.tables import read_table
-
-LABELS = "observation"
+from fmcpe.io.tables import LABELS, read_table
 
 
 @dataclass(frozen=True)

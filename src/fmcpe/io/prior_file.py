@@ -24,6 +24,7 @@ from sbi.utils import BoxUniform, MultipleIndependent
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from fmcpe._names import as_names
 from fmcpe.distributions import LogUniform
 
 EXAMPLE = '[mass]\ndistribution = "uniform"\nlow = 0.5\nhigh = 2.0'
@@ -108,6 +109,10 @@ def read_prior_file(path: str | Path) -> PriorFile:
         unit = f" {table['unit']}" if "unit" in table else ""
         said = ", ".join(f"{key} {value:g}" for key, value in numbers.items())
         lines.append(f"{name}: {kind}, {said}{unit}")
+    try:
+        as_names([*tables], len(tables))
+    except ValueError as error:
+        raise ValueError(f"{error} This is a table of {path}.") from None
     prior = _product(parts, kinds)
     units = tuple(str(table.get("unit", "")).strip() for table in tables.values())
     prior.names, prior.units = tuple(tables), units  # type: ignore[attr-defined]

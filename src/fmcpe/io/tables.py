@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 from fmcpe.io.columns import Array, Table
 from fmcpe.io.text import read_text_file
 
+LABELS = "observation"
+"""The column or coordinate that holds labels of observations."""
 ENDINGS = ".csv, .tsv, .npz, .parquet or .nc"
 
 
@@ -72,6 +75,8 @@ def _read_parquet(path: Path) -> Table:
         raise ValueError(f"Expected a parquet file, got {path} ({error}). Write it again, or use csv.") from error
     columns = {}
     for name in table.column_names:
+        if re.fullmatch(r"__index_level_\d+__", name):  # row numbers or labels of pandas
+            continue
         values = table.column(name)
         listed = str(values.type).startswith(("list", "fixed_size_list", "large_list"))
         columns[name] = np.array(values.to_pylist()) if listed else values.to_numpy()
@@ -98,9 +103,14 @@ def _classic(path: Path) -> dict[str, Array]:
     with netcdf_file(path, "r", mmap=False, maskandscale=True) as file:
         found = {}
         for name, variable in file.variables.items():
-            if variable.dimensions != (name,):  # coordinates are not data
-                values = np.ma.filled(np.ma.asarray(variable[...], dtype=np.float64), np.nan)
-                found[name] = values.astype(values.dtype.newbyteorder("="))
+            if variable.dimensions[:1] == (name,) and name != LABELS:  # coordinates are not data
+                continue
+            values = np.asarray(variable.data)
+            if values.dtype.kind == "S":  # text, a character in each element of the last axis
+                found[name] = _decoded(np.ascontiguousarray(values).view(f"S{values.shape[-1]}")[..., 0])
+                continue
+            values = np.ma.filled(np.ma.asarray(variable[...], dtype=np.float64), np.nan)
+            found[name] = values.astype(values.dtype.newbyteorder("="))
         return found
 
 
@@ -109,9 +119,11 @@ def _netcdf4(path: Path) -> dict[str, Array]:
     found = {}
     with h5netcdf.File(path, "r") as file:
         for name, variable in file.variables.items():
-            if variable.dimensions == (name,):  # coordinates are not data
+            if variable.dimensions == (name,) and name != LABELS:  # coordinates are not data
                 continue
             values = np.asarray(variable[...])
+            if values.dtype.kind in "SO":
+                values = _decoded(values)
             if values.dtype.kind in "biuf":
                 fill = variable.attrs.get("_FillValue")
                 missing = np.zeros(values.shape, bool) if fill is None else values == fill
@@ -119,3 +131,9 @@ def _netcdf4(path: Path) -> dict[str, Array]:
                 values = np.where(missing, np.nan, values * scale + offset)
             found[name] = values
     return found
+
+
+def _decoded(values: Array) -> Array:
+    """Text of a netCDF file, which may come as bytes in UTF-8."""
+    flat = [cell.decode() if isinstance(cell, bytes) else str(cell) for cell in values.ravel().tolist()]
+    return np.array(flat, dtype=object).reshape(values.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,10 +36,11 @@ def read_text_file(path: Path) -> Table:
     if all(map(is_number, names)):
         raise ValueError(f"Expected a line of names first in {path}, got numbers: {header[:60]}. Write e.g.\n{example}")
     repeated = next((name for name in names if names.count(name) > 1), None)
-    if "" in names:
+    unnamed = next((name for name in names if not name or re.fullmatch(r"Unnamed: \d+", name)), None)
+    if unnamed is not None:
         raise ValueError(
-            f"Expected a name for each column of {path}, got none for column {names.index('') + 1} of {len(names)}. Name it, "
-            "or leave it out: pandas writes no row numbers with to_csv(path, index=False)."
+            f"Expected a name for each column of {path}, got {unnamed or 'none'} for column {names.index(unnamed) + 1} of "
+            f"{len(names)}. Name it, or leave it out: pandas writes no row numbers with to_csv(path, index=False)."
         )
     if repeated is not None:
         raise ValueError(

@@ -17,8 +17,6 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fmcpe.diagnostics.draws import central_coverage
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -75,27 +73,35 @@ def axes_of(figure: Figure, rows: int = 1, columns: int = 1, **options: object) 
 
 
 @styled
-def estimates(truth: np.ndarray, before: np.ndarray | None, after: np.ndarray, name: str, shown: int = 40) -> Figure:
+def estimates(
+    truth: np.ndarray,
+    before: np.ndarray | None,
+    after: np.ndarray,
+    inside: tuple[float, float],
+    name: str,
+    shown: int = 40,
+) -> Figure:
     """Estimate against truth with 80 % intervals of one parameter on held-out pairs: draws (N, S), uncorrected and corrected.
 
     Args:
         truth: (N,).
         before: Draws of the uncorrected posterior, (N, S'); None if there are none.
         after: Draws of the corrected posterior, (N, S).
+        inside: Share of the pairs inside the 80 % interval before and after, as the table has them.
         name: Of the parameter.
         shown: Pairs that are drawn, evenly spaced by rank.
     """
     figure = new(4.6, 2.7)
-    panels = [("uncorrected", before), ("corrected", after)] if before is not None else [("corrected", after)]
+    panels = [("uncorrected", before, inside[0]), ("corrected", after, inside[1])][before is None :]
     rows = np.argsort(truth)[np.linspace(0, len(truth) - 1, min(shown, len(truth))).round().astype(int)]
-    for axes, (title, draws) in zip(axes_of(figure, 1, len(panels), sharey=True), panels, strict=True):
+    for axes, (title, draws, share) in zip(axes_of(figure, 1, len(panels), sharey=True), panels, strict=True):
+        assert draws is not None
         low, middle, high = np.quantile(draws, [0.1, 0.5, 0.9], axis=1)
         hit = (low <= truth) & (truth <= high)
         for chosen, color, marker in ((rows[hit[rows]], AFTER, "o"), (rows[~hit[rows]], MISS, "X")):
             axes.vlines(truth[chosen], low[chosen], high[chosen], color=color, lw=1.2, alpha=0.8)
             axes.plot(truth[chosen], middle[chosen], marker, color=color, ms=3.5)
         axes.axline((truth[0], truth[0]), slope=1, color=INK, lw=0.8)
-        share = float(central_coverage(draws.T[..., None], truth[:, None], 0.8))  # as in the table
         axes.set_title(f"{title}: {100 * share:.0f} % inside")
         axes.set_xlabel(f"true {name}")
         axes.locator_params(nbins=4)

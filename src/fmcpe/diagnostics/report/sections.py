@@ -76,7 +76,9 @@ def _pictures(content: Content) -> str:
     parts = []
     for i, name in enumerate(content.labels):
         old = None if before is None else before[..., i]
-        drawn = figures.estimates(held_out.theta[:, i].cpu().numpy(), old, after[..., i], name)
+        line = content.posterior.record.parameters[i]
+        inside = (line.coverage_before[0], line.coverage[0])
+        drawn = figures.estimates(held_out.theta[:, i].cpu().numpy(), old, after[..., i], inside, name)
         parts.append(
             picture(drawn, f"estimates-{i}", f"{name}: estimate against truth with 80 % intervals, held-out pairs.")
         )
