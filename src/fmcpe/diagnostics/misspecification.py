@@ -25,6 +25,7 @@ from fmcpe.diagnostics.cross_validated import bootstrap_ratio, few_words, held_o
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
 from fmcpe.diagnostics.unlabelled import unlabelled_test, unlabelled_verdict
 from fmcpe.metrics import energy_score
+from fmcpe.problem import one_of_each
 
 _WORDS = {
     "shift": "all real data are off by a common shift",
@@ -201,8 +202,11 @@ def misspecification(
         marginal = marginal_test(held_out.seen, held_out.simulated, **options)
     parameters, ratio = tuple[ParameterShift, ...](), (math.nan,) * 3
     if held_out.before is not None:
-        parameters = parameter_shifts(held_out.before, truth, names, level, seed)
-        after, before = (energy_score(z.movedim(0, 1), truth, reduce=False) for z in (held_out.z, held_out.before))
+        rows = one_of_each(held_out.theta, seed).sort().values  # repeats at one θ are not independent
+        parameters = parameter_shifts(held_out.before[rows], truth[rows], names, level, seed)
+        after, before = (
+            energy_score(z[rows].movedim(0, 1), truth[rows], reduce=False) for z in (held_out.z, held_out.before)
+        )
         ratio = bootstrap_ratio(after, before, seed)
     verdict = _verdict(conditional, marginal, parameters, ratio, level)
     return MisspecificationResult(conditional, marginal, parameters, dict(posterior.weights), ratio, level, verdict)
