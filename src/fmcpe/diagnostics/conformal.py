@@ -171,7 +171,7 @@ def held_out_pairs(posterior: CorrectedPosterior, theta: Any, y: Any) -> tuple[T
     """Pairs (n, p) and (n, ...) on the posterior's device; refuses those that it was fitted on."""
     record, shared, kept = posterior.record, posterior.shared, posterior.held_out
     theta, y = in_order(theta, record.names, "theta"), in_order(y, record.data_names, "y")
-    theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape)
+    theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape, held_out=True)
     used, device = len(set(record.fingerprints) & set(fingerprints(theta, y))), posterior._device
     theta, y = theta.to(device), y.to(device)
     if not used and kept is not None:
@@ -209,7 +209,7 @@ def parameters(joint: bool) -> str:
 def rank_of(number: int, level: float, what: str) -> int:
     """⌈(n + 1)(1 - α)⌉ of n scores; refuses levels that so few scores cannot give."""
     check_level(level)
-    rank = math.ceil((number + 1) * level - 1e-9)
+    rank = max(1, math.ceil((number + 1) * level - 1e-9))
     if rank > number:
         least = math.ceil(level / (1 - level) - 1e-9)
         lower = f"ask for interval({number / (number + 1):.3g}) or less" if number else "take another posterior"

@@ -105,6 +105,7 @@ class LabelShiftConformal(Conformal):
         bounds = torch.full((BINS, z.shape[1]), -torch.inf, dtype=w.dtype, device=z.device)
         bounds = bounds.scatter_reduce(0, bins, w[:, None].expand(-1, z.shape[1]), "amax")
         bounds = torch.where(bounds == -torch.inf, torch.inf, bounds)  # of a bin without draws nothing is known
+        weights, bounds = weights / (largest := weights.max()), bounds / largest  # squares stay finite
         scores = scores_of(posterior, theta[rows], y[rows], num_samples, seed)
         return cls(scores, weights, edges, bounds, DRAWS, num_samples)
 
