@@ -14,7 +14,7 @@ import fmcpe
 from fmcpe import FMCPE, candidates
 from fmcpe._random import seeded
 from fmcpe.diagnostics import conditional_test, marginal_test, misspecification
-from fmcpe.diagnostics.misspecification import parameter_shifts
+from fmcpe.diagnostics.misspecification import ParameterShift, parameter_shifts
 from fmcpe.in_range import whitening
 from fmcpe.record import HeldOut
 
@@ -150,6 +150,14 @@ def test_repeats_at_one_theta_count_once():
         )  # fmt: skip
         wrong += not misspecification(asked).parameters[0].calibrated
     assert wrong <= 9  # a binomial exceeds it once in 1000
+
+
+def test_a_factor_that_contradicts_the_verdict_is_left_out():
+    """Tails make it over-confident, quartiles do not."""
+    narrow = ParameterShift("a", 0.0, 0.8, "too narrow (∪): over-confident")
+    assert narrow.words == "intervals too narrow" and replace(narrow, width=2.0).words.endswith("by a factor of 2.0")
+    wide = ParameterShift("a", 0.0, 1.3, "too wide (∩): under-confident")
+    assert wide.words == "intervals too wide" and replace(wide, width=0.5).words.endswith("by a factor of 2.0")
 
 
 def test_a_fitted_posterior_says_that_its_simulator_is_wrong_also_after_loading(posteriors, tmp_path):

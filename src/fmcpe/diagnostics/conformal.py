@@ -20,7 +20,6 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor
 from fmcpe._checks import as_pairs
 from fmcpe._errors import FMCPEWarning
 from fmcpe._names import in_order
+from fmcpe._options import check_level
 from fmcpe._random import derive, seeded
 from fmcpe.problem import fingerprints, one_of_each
 from fmcpe.spaces import ParameterSpace
@@ -201,6 +201,10 @@ def refuse_fixed_values(theta: Tensor, repeats: str = "pass one pair of each") -
             )
 
 
+LEVEL = "Try interval(0.9, x=y)."
+"""What to do about a level that is none."""
+
+
 def parameters(joint: bool) -> str:
     """Whose interval it is, in words."""
     return "all parameters together" if joint else "each parameter by itself"
@@ -208,7 +212,7 @@ def parameters(joint: bool) -> str:
 
 def rank_of(number: int, level: float, what: str) -> int:
     """⌈(n + 1)(1 - α)⌉ of n scores; refuses levels that so few scores cannot give."""
-    check_level(level)
+    check_level(level, LEVEL)
     rank = max(1, math.ceil((number + 1) * level - 1e-9))
     if rank > number:
         least = math.ceil(level / (1 - level) - 1e-9)
@@ -218,12 +222,6 @@ def rank_of(number: int, level: float, what: str) -> int:
             f"{lower}."
         )
     return rank
-
-
-def check_level(level: float) -> None:
-    """Refuse what is no probability."""
-    if not isinstance(level, Real) or not 0 < level < 1:
-        raise ValueError(f"Expected a level between 0 and 1, got {level!r}. Try interval(0.9, x=y).")
 
 
 def largest_of_each(scores: Tensor) -> Tensor:

@@ -33,12 +33,13 @@ from torch import Tensor
 
 from fmcpe._ambient import user_code
 from fmcpe._checks import as_tensor
+from fmcpe._options import check_level
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.conformal import (
+    LEVEL,
     MEASURED,
     Conformal,
     Promise,
-    check_level,
     largest_of_each,
     median_and_width,
     parameters,
@@ -116,7 +117,7 @@ class LabelShiftConformal(Conformal):
 
     def thresholds(self, level: float, joint: bool) -> Tensor:
         """The score that intervals reach up to in each bin, (B, p); infinite where w is too large for the pairs."""
-        check_level(level)
+        check_level(level, LEVEL)
         number, dim = self.scores.shape
         slack = (dim if joint else 1) * len(self.bounds) / (self.num_draws + 1)
         asked, total = level + slack, self.weights.sum()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmcpe._options import check_level, check_whole
 from fmcpe.diagnostics.calibration import passed, sbc_of_draws
 from fmcpe.diagnostics.cross_validated import bootstrap_ratio, few_words, held_out_of
 from fmcpe.diagnostics.two_sample import ConditionalTest, MarginalTest, conditional_test, marginal_test
@@ -73,9 +74,12 @@ class ParameterShift:
         if "biased" in self.verdict:
             parts.append(f"{abs(self.shift):.1f} standard deviations too {'high' if self.shift > 0 else 'low'}")
         if "narrow" in self.verdict:
-            parts.append(f"intervals too narrow by a factor of {self.width:.1f}")
+            # ranks judge the tails, too; the factor is that of the quartiles alone
+            by = f" by a factor of {self.width:.1f}" if self.width > 1.05 else ""
+            parts.append(f"intervals too narrow{by}")
         if "too wide" in self.verdict:
-            parts.append(f"intervals too wide by a factor of {1 / max(self.width, 1e-9):.1f}")
+            by = f" by a factor of {1 / max(self.width, 1e-9):.1f}" if self.width < 0.95 else ""
+            parts.append(f"intervals too wide{by}")
         return ", ".join(parts) or self.verdict
 
 
@@ -185,6 +189,9 @@ def misspecification(
         >>> result.refuted, result.marginal.pairs
         (True, 50)
     """
+    check_level(level, "Try misspecification(posterior, level=0.05).")
+    check_whole("num_permutations", num_permutations, 1, 999)
+    check_whole("num_simulations", num_simulations, 1, 1000)
     if y_unlabelled is not None:
         test = unlabelled_test(posterior, y_unlabelled, simulator, simulations, num_simulations, num_permutations, seed)
         verdict = unlabelled_verdict(test, level)
