@@ -1,4 +1,4 @@
-"""Are wrong pairs found? One y × 10, one sign flip of y, two swapped rows, or none, among 30 pairs. Prints a table, writes a CSV.
+"""Are wrong pairs found? One y × 10, one sign flip of y, two swapped rows, or none, among 30. Prints a table, writes a CSV.
 
     python benchmarks/suspects.py docs/results/trust/suspects.csv                       light stack, 100 repeats of each
     python benchmarks/suspects.py docs/results/trust/suspects-default.csv --default --repeats 10
@@ -31,6 +31,7 @@ LIGHT = Stack(
     [candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift(), candidates.SyntheticLikelihood()]
 )
 PROBLEMS = ("gaussian", "zoo/heat-gain-offset")
+PAIRS = 30
 FIELDS = ("problem", "recipe", "fault", "repeats", "found", "one", "first", "false")
 
 
@@ -62,7 +63,7 @@ def base_of(name):
     return task, base
 
 
-def measure(name, recipe, label, faults, repeats, keep=None, pairs=30):
+def measure(name, recipe, label, faults, repeats, keep=None, pairs=PAIRS):
     """A row per fault; `keep` is called with each posterior, the faulty rows, and where it came from."""
     task, base = base_of(name)
     space = ParameterSpace.of(task.prior)
@@ -99,7 +100,7 @@ def main():
     parser.add_argument("--default", action="store_true", help="the default recipe in place of the light stack")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--problem", nargs="*", default=PROBLEMS)
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--fault", nargs="*", default=FAULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
