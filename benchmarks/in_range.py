@@ -3,6 +3,7 @@
     python benchmarks/in_range.py docs/images/in-range.png
 
     python benchmarks/in_range.py --few                     p-values with two, three and five pairs, a thousand deviations away
+    python benchmarks/in_range.py --unlike                  series of `pendulum` that are none, through a learned embedding
 
 A default fit on 30 pairs of `gaussian`. Real observations are moved by a number of standard deviations of the pairs' data, each
 in a random direction. The lower panel shows the mean posterior standard deviation in units of the prior's; the answer out
@@ -37,10 +38,32 @@ def few(task, base):
         print(number, "pairs:", posterior.check(far))
 
 
+def unlike():
+    """Prints which share of 200 damaged series of `pendulum` is called out of range, and the width of the answer."""
+    task = tasks.get("pendulum")
+    with seeded(0):
+        net = task.embedding_net()
+    base = fmcpe.train_npe(task.simulator, task.prior, 10_000, net, seed=0, max_num_epochs=20, show_progress_bars=False)
+    theta, y = task.calibration_set(200, 0)
+    posterior = FMCPE(base, task.simulator).fit(theta, y, seed=0, show_progress_bars=False)
+    y = task.test_set(200, 0)[1]
+    with seeded(1):
+        noise, order, broken = 5 * torch.randn_like(y), torch.randperm(y.shape[1]), y.clone()
+    broken[:, 50] += 100
+    damaged = {"noise instead": noise, "times shuffled": y[:, order], "one number off by 100": broken}
+    for name, rows in ({"as they are": y} | damaged | {"x 10": 10 * y, "x 1000": 1000 * y}).items():
+        found = posterior.check(rows)
+        draws = posterior.sample_batched((300,), x=rows, seed=0, show_progress_bars=False)
+        width = draws.std(0).median(0).values / task.prior.sample((5000,)).std(0)
+        print(f"{name:22s} out of range {float(found.out_of_range.float().mean()):.1%}, std / prior's {width.tolist()}")
+
+
 def main():
     """Fit, measure, draw."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if sys.argv[1:] == ["--unlike"]:
+        return unlike()
     task = tasks.get("gaussian")
     base = fmcpe.train_npe(task.simulator, task.prior, 10_000, seed=0, max_num_epochs=20, show_progress_bars=False)
     if sys.argv[1:] == ["--few"]:

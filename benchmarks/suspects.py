@@ -2,6 +2,7 @@
 
     python benchmarks/suspects.py docs/results/trust/suspects.csv                       light stack, 100 repeats of each
     python benchmarks/suspects.py docs/results/trust/suspects-default.csv --default --repeats 10
+    python benchmarks/suspects.py suspects-many.csv --problem pendulum --fault clean --pairs 200 --repeats 20
 
 "found": the faulty pair, or both swapped rows, are named; "one": at least one of the swapped rows; "false": other pairs that
 are named, per fit; "first": the most suspect pair is faulty. Swapped rows are at least one prior standard deviation apart in z.
@@ -62,14 +63,14 @@ def base_of(name):
     return task, base
 
 
-def measure(name, recipe, label, faults, repeats, keep=None):
+def measure(name, recipe, label, faults, repeats, keep=None, pairs=PAIRS):
     """A row per fault; `keep` is called with each posterior, the faulty rows, and where it came from."""
     task, base = base_of(name)
     space = ParameterSpace.of(task.prior)
     for fault in faults:
         found = []
         for repeat in range(repeats):
-            theta, y = task.calibration_set(PAIRS, 1000 + repeat)
+            theta, y = task.calibration_set(pairs, 1000 + repeat)
             generator = torch.Generator().manual_seed(derive(repeat, fault))
             theta, y, wrong = faulty(theta, y, space.to_z_safely(theta), fault, generator)
             posterior = FMCPE(base, task.simulator, task.prior, recipe=recipe).fit(
@@ -99,6 +100,7 @@ def main():
     parser.add_argument("--default", action="store_true", help="the default recipe in place of the light stack")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--problem", nargs="*", default=PROBLEMS)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--fault", nargs="*", default=FAULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -106,7 +108,7 @@ def main():
     recipe, label = (Stack(), "default") if options.default else (LIGHT, "light")
     rows = []
     for name in options.problem:
-        rows += list(measure(name, recipe, label, options.fault, options.repeats))
+        rows += list(measure(name, recipe, label, options.fault, options.repeats, pairs=options.pairs))
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     with options.csv.open("w", newline="") as file:
         csv.writer(file).writerows([FIELDS, *rows])

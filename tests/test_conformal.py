@@ -101,6 +101,18 @@ def test_too_few_pairs_are_refused_with_the_number_that_is_needed():
     assert float(SplitConformal(torch.arange(9.0)[:, None], 100).threshold(0.9, False)[0]) == 8.0
     with pytest.raises(ValueError, match="level between 0 and 1"):
         SplitConformal(torch.rand(30, 2), 100).threshold(1.0, False)
+    promise = SplitConformal(torch.rand(30, 2), 100).promise(1e-12, False)
+    assert 0 < promise.coverage_5 < 0.01
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), [(0, "held-out pairs, got none.* need 9"), (1, "at least 9 held-out .* got 1")]
+)
+def test_no_pairs_and_one_pair_are_refused_for_the_level(posteriors, number, says):
+    posterior, (theta, y) = posteriors("npe"), drawn(2)
+    with pytest.raises(ValueError, match=says):
+        posterior.conformalize(theta[:number], y[:number]).interval(0.9, x=y[0])
+    posterior.conformal = None
 
 
 def test_pairs_of_the_fit_are_refused(posteriors, pairs):

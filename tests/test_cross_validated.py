@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fmcpe
-from fmcpe.diagnostics import calibration
+from fmcpe.diagnostics import calibration, misspecification, suspects
 from fmcpe.diagnostics.cross_validated import calibration_of_draws
 
 NAMES = ("ω0", "A")
@@ -71,3 +71,12 @@ def test_a_fitted_posterior_is_judged_also_after_loading(posteriors, tmp_path):
     assert str(again) == repr(again) == found.summary()
     with pytest.raises(ValueError, match=r"recipe=.default."):
         calibration(posteriors("joint"))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2.0, -0.1, float("nan"), "0.05", True])
+@pytest.mark.parametrize("test", [calibration, suspects, misspecification])
+def test_levels_are_probabilities(posteriors, test, level):
+    with pytest.raises(
+        ValueError, match=rf"Expected a level between 0 and 1, got .*Try {test.__name__}\(posterior, level="
+    ):
+        test(posteriors("default"), level=level)

@@ -150,7 +150,10 @@ def test_paired_simulations_and_weights_go_to_the_folds(base, pairs):
     theta, y = pairs
     plan, weights = CVPlus(folds=2, num_samples=50), torch.rand(30)
     x, recipe = simulate(theta), Stack([candidates.Uncorrected(), candidates.ResidualShift()], folds=2, repeats=1)
-    fitted = FMCPE(base, recipe=recipe).fit(theta, y, x, weights=weights, conformal=plan, show_progress_bars=False)
+    with pytest.warns(
+        fmcpe.FMCPEWarning, match=r"CV\+ promises holds for θ distributed like those of the pairs.*weights=ratio"
+    ):
+        fitted = FMCPE(base, recipe=recipe).fit(theta, y, x, weights=weights, conformal=plan, show_progress_bars=False)
     assert fitted.interval(0.5, x=y[0]).low.shape == (2,)
 
 

@@ -1,6 +1,7 @@
 """Weighted conformal intervals: pairs at chosen θ keep the promise for θ of the target prior; without weights they break it."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -82,6 +83,11 @@ def test_equal_weights_are_split_conformal_but_for_the_slack():
         expected = split.threshold(0.8, joint)[0].expand(50, 2)
         assert torch.equal(weighted.thresholds(0.8, joint), expected)
     assert weighted.effective == pytest.approx(57)
+    for constant in (1e-300, 1e300):  # a ratio is known up to a constant
+        ratio = partial(torch.full, fill_value=constant, dtype=torch.float64)
+        scaled = LabelShiftConformal.of(asked, theta, y, lambda at, full=ratio: full((len(at),)), 200, 0)
+        assert scaled.effective == pytest.approx(57)
+        assert torch.equal(scaled.thresholds(0.8, False), weighted.thresholds(0.8, False))
     fewer = replace(weighted, scores=weighted.scores[:9], weights=weighted.weights[:9])
     with pytest.raises(ValueError, match=r"at least 9\.05 times .* got 9 times \(9 pairs"):
         fewer.thresholds(0.9, False)

@@ -146,6 +146,8 @@ def test_scores_of_a_small_problem(base, fitted):
 
 def test_summary_and_plot(fitted):
     _, _, curve = fitted
+    with pytest.raises(ValueError, match=r"level between 0 and 1, got 1.5"):
+        curve.forecast(1000, level=1.5)
     text = curve.summary()
     assert "5 fits" in text and "a recipe of its own: prior, uncorrected, residual_shift" in text
     assert "Doubling from 30 to 60 pairs is expected to lower the score by" in text and "80 % interval" in text
@@ -161,6 +163,7 @@ def test_summary_and_plot(fitted):
         ({"fractions": (0.5, 1.5)}, "Expected fractions above 0"),
         ({"fractions": (1.0,)}, "Expected some subset smaller"),
         ({"repeats": 1}, "Expected repeats"),
+        ({"draws": 0}, "Expected draws"),
         ({"recipe": "paper"}, "Expected a recipe that keeps"),
         ({"weights": torch.ones(3)}, "Expected weights of shape"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ import fmcpe
 from fmcpe import FMCPE, candidates
 from fmcpe._random import seeded
 from fmcpe.diagnostics import conditional_test, marginal_test, misspecification
-from fmcpe.diagnostics.misspecification import parameter_shifts
+from fmcpe.diagnostics.misspecification import ParameterShift, parameter_shifts
 from fmcpe.in_range import whitening
+from fmcpe.record import HeldOut
 
 MIXING = torch.linspace(-1.5, 2.0, 10).reshape(2, 5)
 
@@ -132,6 +134,30 @@ def test_shift_and_width_of_a_posterior_are_those_it_has():
     assert narrow.width == pytest.approx(2.0, rel=0.15) and narrow.shift == pytest.approx(0.0, abs=0.3)
     assert biased.width == pytest.approx(1.0, rel=0.15) and biased.shift == pytest.approx(0.75, abs=0.2)
     assert "over-confident" in narrow.verdict and "too high" in biased.verdict
+
+
+def test_repeats_at_one_theta_count_once():
+    """An exact posterior, ten θ that were measured twenty times each: called wrong at the nominal rate of 5 %."""
+    wrong = 0
+    for repeat in range(60):
+        with seeded(repeat):
+            theta = torch.randn(10, 1).repeat_interleave(20, 0)
+            y = theta + torch.randn(200, 1)
+            draws = y[:, None] / 2 + 0.5**0.5 * torch.randn(200, 64, 1)
+        asked = SimpleNamespace(
+            held_out=HeldOut(theta, draws, draws, y, None), weights={}, space=SimpleNamespace(to_z_safely=lambda z: z),
+            record=SimpleNamespace(parameters=[SimpleNamespace(name="a")]),
+        )  # fmt: skip
+        wrong += not misspecification(asked).parameters[0].calibrated
+    assert wrong <= 9  # a binomial exceeds it once in 1000
+
+
+def test_a_factor_that_contradicts_the_verdict_is_left_out():
+    """Tails make it over-confident, quartiles do not."""
+    narrow = ParameterShift("a", 0.0, 0.8, "too narrow (∪): over-confident")
+    assert narrow.words == "intervals too narrow" and replace(narrow, width=2.0).words.endswith("by a factor of 2.0")
+    wide = ParameterShift("a", 0.0, 1.3, "too wide (∩): under-confident")
+    assert wide.words == "intervals too wide" and replace(wide, width=0.5).words.endswith("by a factor of 2.0")
 
 
 def test_a_fitted_posterior_says_that_its_simulator_is_wrong_also_after_loading(posteriors, tmp_path):

@@ -19,9 +19,10 @@ from fmcpe import FMCPE, Stack, candidates, diagnostics
 from fmcpe.diagnostics.calibration import PASSED
 from fmcpe.diagnostics.cross_validated import calibration_of_draws
 from fmcpe.diagnostics.report import figures
-from fmcpe.diagnostics.report.content import LEVELS, Content
+from fmcpe.diagnostics.report.content import LEVELS, Content, gather
 from fmcpe.diagnostics.report.sections import SECTIONS
 from fmcpe.diagnostics.report.verdict import judge
+from fmcpe.diagnostics.span import spans
 from fmcpe.record import Note
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -172,6 +173,58 @@ def test_promises_of_intervals_are_shown(written, tmp_path):
     assert [row["level"] for row in found] == [0.5, 0.5, 0.8, 0.8, 0.9, 0.9]  # twelve pairs cannot promise 95 %
     assert all(row["coverage_5"] < row["guaranteed"] == row["level"] for row in found)
     assert "12 held-out pairs are exchangeable" in path.read_text()
+
+
+def test_many_observations_and_pairs_stay_on_a_small_page(posteriors, tmp_path):
+    torch.manual_seed(5)
+    y = observe(PRIOR.sample((150,)))
+    path = posteriors("default").report(tmp_path / "report.html", y)
+    text = re.search(r'<section id="range">(.*?)</section>', path.read_text(), re.S).group(1)
+    assert text.count("<tr>") == 101 and "The first 100 of 150 observations" in text
+    assert len(json.loads(path.with_suffix(".json").read_text())["observations"]["pairs"]) == 150
+    prior = torch.linspace(0, 1, 500)[:, None]
+    found = spans(torch.rand(1000, 1), prior, ("a",))
+    marks = figures.spans(found, prior.numpy()).axes[0].lines[-1].get_xdata()
+    assert len(marks) == 200 and marks[0] < 0.05 and marks[-1] > 0.95
+
+
+def test_warnings_are_where_they_belong(posteriors, tmp_path):
+    posterior = posteriors("default")
+    kept = posterior.record
+    posterior.record = replace(kept, notes=tuple(Note(kind, f"says {kind}") for kind in ("coverage", "outliers")))
+    try:
+        text = posterior.report(tmp_path / "report.html").read_text()
+    finally:
+        posterior.record = kept
+    parts = {key: re.search(rf'<section id="{key}">(.*?)</section>', text, re.S).group(1) for key, _, _ in SECTIONS}
+    assert {key for key, part in parts.items() if "says coverage" in part} == {"parameters"}
+    assert {key for key, part in parts.items() if "says outliers" in part} == {"suspects"}
+    assert "The pairs span the prior" in parts["design"]
+
+
+def test_bands_count_repeats_at_one_theta_once(posteriors):
+    posterior = posteriors("default")
+    kept = posterior.held_out
+    rows = torch.arange(10).repeat_interleave(3)
+    posterior.held_out = replace(
+        kept, **{name: value[rows] for name, value in kept.tensors().items() if len(value) == 30}
+    )
+    try:
+        found = gather(posterior)
+    finally:
+        posterior.held_out = kept
+    assert found.curve.num_observations == len(found.calibration.sbc.ranks) == 10
+
+
+def test_two_pairs_are_too_few(base, pairs, tmp_path):
+    few = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()], folds=2, repeats=1)
+    with pytest.warns(fmcpe.FMCPEWarning):
+        posterior = FMCPE(base, simulate, recipe=few).fit(
+            *(each[:2] for each in pairs), seed=0, show_progress_bars=False
+        )
+    path = posterior.report(tmp_path / "report.html")
+    verdict = json.loads(path.with_suffix(".json").read_text())["verdict"]
+    assert verdict["light"] == "grey" and "2 pairs are too few" in verdict["lines"][0]
 
 
 def test_a_method_without_held_out_draws_says_so(posteriors, tmp_path):

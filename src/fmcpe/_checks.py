@@ -206,9 +206,11 @@ def refuse_missing(theta: Any, y: Any) -> None:
 
 
 def as_pairs(
-    theta: Any, y: Any, x: Any, prior: Distribution, shape: torch.Size | None
+    theta: Any, y: Any, x: Any, prior: Distribution, shape: torch.Size | None, held_out: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Calibration pairs: θ (N, p) inside the prior's support, y (N, *shape), and x like y where given.
+    """Calibration pairs: θ (N, p) inside the prior's support, y (N, *shape), and x like y where given; two or more.
+
+    One pair that is `held_out` is enough.
 
     Columns of a DataFrame x are matched with those of a DataFrame y by name.
     """
@@ -231,7 +233,9 @@ def as_pairs(
         turned = y.ndim == 2 and y.shape[1] == number and shape in (None, y.shape[:1])
         hint = "It looks transposed: pass y.T." if turned else "Pass the pairs in the same order, one row each."
         raise ValueError(f"Expected one row of y per row of theta, got {len(y)} and {number} rows. {hint}")
-    if number < 2:
+    if held_out and number == 0:
+        raise ValueError("Expected held-out pairs, got none. Measure some: 90 % intervals need 9, 95 % intervals 19.")
+    if number < 2 and not held_out:
         raise ValueError(
             f"Expected at least 2 calibration pairs, better 10 or more, got {number}. Without pairs, use the "
             "uncorrected posterior as it is."

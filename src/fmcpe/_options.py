@@ -56,6 +56,12 @@ def check_whole(name: str, value: Any, least: int, suggested: int | None) -> Non
         )
 
 
+def check_level(level: Any, advice: str) -> None:
+    """Refuse a level that is no probability between zero and one; the message ends with the advice."""
+    if not is_number(level, *SHARE):
+        raise ValueError(f"Expected a level between 0 and 1, got {shortened(level)}. {advice}")
+
+
 def check_option(options: Any, name: str, ok: bool, expected: str) -> None:
     """Refuse a field of a dataclass unless `ok`; the message suggests its default."""
     if not ok:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor
 from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs
 from fmcpe._names import in_order
+from fmcpe._options import check_level
 from fmcpe._random import derive, seeded
 from fmcpe.problem import fingerprints, one_of_each
 from fmcpe.spaces import ParameterSpace
@@ -170,7 +170,7 @@ def held_out_pairs(posterior: CorrectedPosterior, theta: Any, y: Any) -> tuple[T
     """Pairs (n, p) and (n, ...) on the posterior's device; refuses those that it was fitted on."""
     record, shared, kept = posterior.record, posterior.shared, posterior.held_out
     theta, y = in_order(theta, record.names, "theta"), in_order(y, record.data_names, "y")
-    theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape)
+    theta, y, _ = as_pairs(theta, y, None, posterior.prior, posterior.observation_shape, held_out=True)
     used, device = len(set(record.fingerprints) & set(fingerprints(theta, y))), posterior._device
     theta, y = theta.to(device), y.to(device)
     if not used and kept is not None:
@@ -200,6 +200,10 @@ def refuse_fixed_values(theta: Tensor, repeats: str = "pass one pair of each") -
             )
 
 
+LEVEL = "Try interval(0.9, x=y)."
+"""What to do about a level that is none."""
+
+
 def parameters(joint: bool) -> str:
     """Whose interval it is, in words."""
     return "all parameters together" if joint else "each parameter by itself"
@@ -207,8 +211,8 @@ def parameters(joint: bool) -> str:
 
 def rank_of(number: int, level: float, what: str) -> int:
     """⌈(n + 1)(1 - α)⌉ of n scores; refuses levels that so few scores cannot give."""
-    check_level(level)
-    rank = math.ceil((number + 1) * level - 1e-9)
+    check_level(level, LEVEL)
+    rank = max(1, math.ceil((number + 1) * level - 1e-9))
     if rank > number:
         least = math.ceil(level / (1 - level) - 1e-9)
         lower = f"ask for interval({number / (number + 1):.3g}) or less" if number else "take another posterior"
@@ -217,12 +221,6 @@ def rank_of(number: int, level: float, what: str) -> int:
             f"{lower}."
         )
     return rank
-
-
-def check_level(level: float) -> None:
-    """Refuse what is no probability."""
-    if not isinstance(level, Real) or not 0 < level < 1:
-        raise ValueError(f"Expected a level between 0 and 1, got {level!r}. Try interval(0.9, x=y).")
 
 
 def largest_of_each(scores: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._options import check_level
 from fmcpe._random import seeded
 from fmcpe.diagnostics.calibration import PASSED, TOO_FEW, CoverageResult, SBCResult, coverage, passed, sbc_of_draws
 from fmcpe.diagnostics.pit import PITResult, pit_of_draws
@@ -130,6 +131,7 @@ def calibration(posterior: CorrectedPosterior, *, level: float = 0.02, seed: int
         >>> result.sbc.ranks.shape, result.energy_ratio[0] < 1  # thirty pairs; better than the uncorrected posterior
         (torch.Size([30, 1]), True)
     """
+    check_level(level, "Try calibration(posterior, level=0.02).")
     held_out, truth, names = held_out_of(posterior)
     rows = one_of_each(held_out.theta, seed).sort().values  # repeats at one θ are not independent
     before = None if held_out.before is None else held_out.before[rows]

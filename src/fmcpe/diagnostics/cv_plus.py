@@ -237,6 +237,13 @@ def fit_with_cv_plus(
     theta, y = theta.to(method.device), y.to(method.device)
     if weights is not None:
         _as_importance(weights, len(theta))  # refuses them before any fit
+        warnings.warn(
+            "Expected pairs drawn from the distribution of θ in use, got weights: the fits use them, but what CV+ promises "
+            "holds for θ distributed like those of the pairs. For the target prior, hold pairs out and call "
+            "posterior.conformalize(theta, y, weights=ratio).",
+            FMCPEWarning,
+            stacklevel=3,
+        )
         weights = as_tensor(weights, "weights")
     unlabelled = method.unlabelled(y_unlabelled, columns_of(given[1]) or (), y)  # without y of any fold
 

@@ -33,12 +33,13 @@ from torch import Tensor
 
 from fmcpe._ambient import user_code
 from fmcpe._checks import as_tensor
+from fmcpe._options import check_level
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.conformal import (
+    LEVEL,
     MEASURED,
     Conformal,
     Promise,
-    check_level,
     largest_of_each,
     median_and_width,
     parameters,
@@ -105,6 +106,7 @@ class LabelShiftConformal(Conformal):
         bounds = torch.full((BINS, z.shape[1]), -torch.inf, dtype=w.dtype, device=z.device)
         bounds = bounds.scatter_reduce(0, bins, w[:, None].expand(-1, z.shape[1]), "amax")
         bounds = torch.where(bounds == -torch.inf, torch.inf, bounds)  # of a bin without draws nothing is known
+        weights, bounds = weights / (largest := weights.max()), bounds / largest  # squares stay finite
         scores = scores_of(posterior, theta[rows], y[rows], num_samples, seed)
         return cls(scores, weights, edges, bounds, DRAWS, num_samples)
 
@@ -115,7 +117,7 @@ class LabelShiftConformal(Conformal):
 
     def thresholds(self, level: float, joint: bool) -> Tensor:
         """The score that intervals reach up to in each bin, (B, p); infinite where w is too large for the pairs."""
-        check_level(level)
+        check_level(level, LEVEL)
         number, dim = self.scores.shape
         slack = (dim if joint else 1) * len(self.bounds) / (self.num_draws + 1)
         asked, total = level + slack, self.weights.sum()

@@ -20,7 +20,7 @@ from torch import Tensor
 from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs
 from fmcpe._names import in_order
-from fmcpe._options import is_whole
+from fmcpe._options import check_level, check_whole, is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.power_law import PowerLaw, PowerLawPrior, spread_of_increments
 from fmcpe.method import FMCPE, _as_importance, _as_recipe
@@ -115,6 +115,7 @@ class LearningCurve:
                 f"Expected num_pairs above the {pairs} pairs measured so far, got {num_pairs!r}. Try "
                 f"forecast({2 * pairs})."
             )
+        check_level(level, f"Try forecast({2 * pairs}, level=0.8).")
         low, high = self.power_law.interval(num_pairs, level)
         return Forecast(pairs, int(num_pairs), self.power_law.ratio(num_pairs), low, high, level)
 
@@ -212,6 +213,7 @@ def learning_curve(
     importance = torch.ones(len(theta)) if weights is None else _as_importance(weights, len(theta))
     groups, distinct = groups_of(theta)
     _check(fractions, repeats, distinct)
+    check_whole("draws", draws, 2, 64)
     numbers = {max(stack.folds, round(float(share) * distinct)) for share in fractions}
     steps = [*sorted(number for number in numbers if number < distinct), distinct]
     if len(steps) < 2:

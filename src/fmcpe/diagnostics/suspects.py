@@ -25,6 +25,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fmcpe._options import check_level
 from fmcpe.diagnostics.cross_validated import held_out_of, physical
 from fmcpe.diagnostics.swaps import Swaps, swap_gains
 from fmcpe.in_range import Range
@@ -116,6 +117,7 @@ def suspects(
         >>> diagnostics.suspects(posterior)[0].pair
         0
     """
+    check_level(level, "Try suspects(posterior, level=0.05).")
     held_out, truth, names = held_out_of(posterior)
     if len(truth) < 8:
         return []

@@ -8,7 +8,9 @@ regression is fitted again, takes no fit.
 
 With δ the difference of both whitened means, the log likelihood ratio of a swap is N(-v/2, v), v = 2|δ|², for right rows: a
 gain g has p ≤ Φ(-√(2g)) for any v. Residuals with heavy tails have larger gains; all gains are divided by the square of the
-robust scale of (ratio + v/2)/√v over all pairs of rows, where that is above one.
+robust scale of (ratio + v/2)/√v over all pairs of rows, where that is above one. Where the noise depends on θ, noisy rows have
+larger gains; but a swap that is real leaves usual residuals behind. So a gain is also divided by the larger squared whitened
+residual of both rows after the swap, over the 99 % quantile of χ²_d, where that is above one.
 """
 
 from __future__ import annotations
@@ -112,11 +114,13 @@ class _Regression:
         scale = _scale(along / (2 * half).clamp_min(1e-12).sqrt())
         chosen = (along - half).topk(min(most, len(i))).indices
         i, j, gains = i[chosen], j[chosen], []
+        noise = torch.maximum(*((mean[k] + error[k] - mean[m]).square().sum(1) for k, m in ((i, j), (j, i))))
+        unusual = (noise / stats.chi2.ppf(0.99, self.t.shape[1])).clamp_min(1.0)
         for first, second in zip(i.split(1000), j.split(1000), strict=True):  # bounds memory
             change = (self.x[first] - self.x[second])[:, :, None] * (self.t[first] - self.t[second])[:, None]
             gains.append(-0.5 * self.freedom * (torch.logdet(self.scatter(a - change)) - torch.logdet(now)))
         out = mean.new_full((number, number), -torch.inf)
-        out[i, j] = out[j, i] = torch.cat(gains) / scale**2
+        out[i, j] = out[j, i] = torch.cat(gains) / scale**2 / unusual
         return out
 
 

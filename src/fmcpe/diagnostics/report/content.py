@@ -21,6 +21,7 @@ from fmcpe.diagnostics.misspecification import MisspecificationResult, misspecif
 from fmcpe.diagnostics.report.verdict import Verdict, judge
 from fmcpe.diagnostics.span import span
 from fmcpe.diagnostics.suspects import Suspect, suspects
+from fmcpe.problem import one_of_each
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
@@ -134,9 +135,10 @@ def gather(
     held_out, found, curve, test = posterior.held_out, None, None, None
     if held_out is not None and len(held_out.theta) >= 3:
         found = calibration(posterior, seed=seed)
-        truth = posterior.space.to_z_safely(held_out.theta)
+        rows = one_of_each(held_out.theta, seed)  # repeats at one θ are not independent, as the bands assume
+        truth = posterior.space.to_z_safely(held_out.theta[rows])
         names = tuple(line.name for line in posterior.record.parameters)
-        curve = coverage(held_out.z.movedim(0, 1), truth, levels=LEVELS, region=None, names=names, seed=seed)
+        curve = coverage(held_out.z[rows].movedim(0, 1), truth, levels=LEVELS, region=None, names=names, seed=seed)
         test = misspecification(posterior, seed=seed)
     strange = suspects(posterior) if held_out is not None else []
     observations = check = quantiles = intervals = None

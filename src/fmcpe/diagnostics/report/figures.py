@@ -182,8 +182,14 @@ def plane(seen: np.ndarray, simulated: np.ndarray | None, asked: np.ndarray | No
 
 
 @styled
-def spans(found: Sequence[Span], prior: np.ndarray) -> Figure:
-    """Where in the prior the pairs lie, and which stretches have none: prior probability below, by its draws (L, p)."""
+def spans(found: Sequence[Span], prior: np.ndarray, shown: int = 200) -> Figure:
+    """Where in the prior the pairs lie, and which stretches have none: prior probability below, by its draws (L, p).
+
+    Args:
+        found: The parameters.
+        prior: Draws of the prior, (L, p).
+        shown: Pairs that are drawn, evenly spaced by rank.
+    """
     figure = new(4.6, 0.7 + 0.34 * len(found))
     (axes,) = axes_of(figure)
     for k, each in enumerate(found):
@@ -192,7 +198,8 @@ def spans(found: Sequence[Span], prior: np.ndarray) -> Figure:
         for gap in each.gaps:
             low, high = np.searchsorted(draws, [gap.low, gap.high]) / len(draws)
             axes.hlines(at, low, high, color=MISS, lw=6, alpha=0.6)
-        below = np.searchsorted(draws, each.values) / len(draws)
+        some = np.linspace(0, len(each.values) - 1, min(shown, len(each.values))).round().astype(int)
+        below = np.searchsorted(draws, np.array(each.values)[some]) / len(draws)
         axes.plot(below, np.full(len(below), at), "|", color=AFTER, ms=9)
     axes.set_yticks(range(len(found)), [each.name for each in found][::-1])
     axes.set(xlabel="prior probability below the value", xlim=(-0.01, 1.01), ylim=(-0.6, len(found) - 0.4))

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fmcpe.record import Record
 
 
+SHOWN = 100
+"""Observations on the page, which stays small; the JSON file has all."""
+
+
 def verdict_block(verdict: Verdict) -> str:
     """Traffic light, headline and three lines."""
     lines = "".join(f"<p>{escape(line)}</p>" for line in verdict.lines)
@@ -64,7 +68,13 @@ def _parameters(content: Content) -> str:
         "Each pair is answered by members that have not seen it, with weights and recalibration computed without its fold. "
         "Uncorrected → corrected. Errors are of the posterior median, in physical units."
     )
-    return parameter_table(record) + quiet(note)
+    return parameter_table(record) + quiet(note) + _notes(content, lambda kind: kind not in ("design", "outliers"))
+
+
+def _notes(content: Content, wanted: Callable[[str], bool]) -> str:
+    """Warnings of the fit of some kinds."""
+    lines = "".join(f"<li>{escape(note.text)}</li>" for note in content.posterior.record.notes if wanted(note.kind))
+    return f"<ul>{lines}</ul>" if lines else ""
 
 
 def _pictures(content: Content) -> str:
@@ -163,7 +173,8 @@ def _range(content: Content) -> str:
         if content.check.real is not None:
             head.insert(3, "p (all real data)")
         rows = []
-        for b in range(len(content.observations)):
+        number = len(content.observations)
+        for b in range(min(number, SHOWN)):
             low, middle, high = content.quantiles[:, b].tolist()
             if content.intervals is not None:
                 low, high = (
@@ -179,7 +190,13 @@ def _range(content: Content) -> str:
             )  # fmt: skip
             if content.check.real is not None:
                 rows[-1].insert(3, f"{float(content.check.real[b]):.2g}")
-        out += table(head, rows) + quiet(
+        out += table(head, rows)
+        if number > SHOWN:
+            far = int(content.check.out_of_range.sum())
+            out += quiet(
+                f"The first {SHOWN} of {number} observations, {far} of which are out of range; the JSON has all."
+            )
+        out += quiet(
             "Median and central 90 % interval of each parameter."
             if content.intervals is None
             else "Median and 90 % interval with a guarantee, each parameter by itself."
@@ -227,23 +244,22 @@ def _simulator(content: Content) -> str:
 
 
 def _design(content: Content) -> str:
-    notes = "".join(f"<li>{escape(note.text)}</li>" for note in content.posterior.record.notes)
+    notes = _notes(content, lambda kind: kind == "design")
     if not content.spans:
-        return f"<ul>{notes}</ul>" if notes else ""
+        return notes
     prior = physical(content.posterior, content.posterior.shared.pool).numpy()
     drawn = figures.spans(content.spans, prior)
     text = "Each line is the prior of one parameter; marks are pairs, orange stretches hold fewer pairs than chance explains."
-    return pictures([picture(drawn, "span", text)]) + (
-        f"<ul>{notes}</ul>" if notes else "<p>The pairs span the prior.</p>"
-    )
+    return pictures([picture(drawn, "span", text)]) + (notes or "<p>The pairs span the prior.</p>")
 
 
 def _suspects(content: Content) -> str:
     if content.posterior.held_out is None:
         return ""
+    left_out = _notes(content, lambda kind: kind == "outliers")
     if not content.suspects:
-        return "<p>No pair disagrees with all others.</p>"
-    return "<ul>" + "".join(f"<li>{escape(str(each))}</li>" for each in content.suspects) + "</ul>"
+        return left_out or "<p>No pair disagrees with all others.</p>"
+    return left_out + "<ul>" + "".join(f"<li>{escape(str(each))}</li>" for each in content.suspects) + "</ul>"
 
 
 def _assumptions(content: Content) -> str:
@@ -252,7 +268,7 @@ def _assumptions(content: Content) -> str:
         "New observations are measured like the calibration pairs, with θ from the target prior; nothing here speaks of other "
         "conditions.",
         "θ of the pairs is known exactly. An error of the reference instrument counts as an error of the posterior.",
-        "Scores on held-out pairs come from members fitted on four fifths of the pairs; the deployed mixture has them all.",
+        "Scores on held-out pairs come from members fitted without the pair's fold; the deployed mixture has them all.",
         f"{pairs} pairs show large errors only; the section on calibration names the smallest.",
     ]
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
@@ -317,7 +333,7 @@ def _plane(content: Content) -> tuple[np.ndarray, np.ndarray | None, np.ndarray 
 
     asked = None
     if content.observations is not None:
-        asked = content.posterior.shared.base.summarised().summarise(content.observations).flatten(1)
+        asked = content.posterior.shared.base.summarised().summarise(content.observations[:SHOWN]).flatten(1)
     pairs = placed(seen)
     assert pairs is not None
     return pairs, placed(simulated), placed(asked)

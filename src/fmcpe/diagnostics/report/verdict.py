@@ -3,7 +3,7 @@
 red     the held-out pairs refute the posterior: over-confident or biased, or no better than the prior
 amber   nothing is refuted, but something limits the answer: few pairs, wide intervals, gaps, suspect pairs
 green   nothing is refuted, and nothing limits it
-grey    the method keeps no held-out draws, so that nothing is known
+grey    the method keeps no held-out draws, or has fewer than three pairs, so that nothing is known
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ class Verdict:
 
 def judge(record: Record, found: CalibrationResult | None, strange: list[Suspect]) -> Verdict:
     """The verdict on a fit, from its record, its calibration and its suspect pairs."""
+    if found is None and record.parameters:
+        lines = (
+            f"{record.num_pairs} pairs are too few to test anything: calibration takes 3, and 100 for a clear answer.",
+            "Measure more pairs and fit again.",
+            _watch(record, strange),
+        )
+        return Verdict("grey", "Not checked", lines)
     if found is None:
         return Verdict(
             "grey",
