@@ -24,6 +24,7 @@ few fixed values are refused.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs, as_tensor
+from fmcpe._errors import FMCPEWarning
 from fmcpe._names import columns_of, in_order
 from fmcpe._options import LARGEST, check_options
 from fmcpe._random import derive, seeded
