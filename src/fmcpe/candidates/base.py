@@ -7,20 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from typing_extensions import Self
 
 from fmcpe._options import LARGEST, Limits, check_options
 from fmcpe._random import derive, seeded
 from fmcpe.base_posteriors.base import BasePosterior, Remembered
 from fmcpe.problem import Problem, groups_of
 from fmcpe.spaces import ParameterSpace
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

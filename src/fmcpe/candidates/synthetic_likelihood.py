@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fmcpe._options import Limits, check_whole_numbers
 from fmcpe._random import seeded
@@ -31,9 +32,6 @@ from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, pareto_k, systematic
 from fmcpe.nn.polynomials import count
 from fmcpe.problem import Problem
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class SyntheticPosterior(Posterior):
