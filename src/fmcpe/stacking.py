@@ -69,7 +69,7 @@ def cross_fit(
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # members share the components of a density that is a Monte-Carlo mixture
-        member.use_components(max(2, member.components // len(members)))
+        member.components = max(2, member.components // len(members))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members if candidate.uses_pairs else members * len(folds))  # draws of their own for each repeat
     for repeat, parts in enumerate(unseen):

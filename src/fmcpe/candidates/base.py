@@ -55,10 +55,6 @@ class Posterior(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     """Whether the answer for one observation depends on the others in its batch."""
 
-    def use_components(self, number: int) -> None:
-        """Set the number of draws of x̃ in the density."""
-        self.components = number
-
     @abstractmethod
     def sample(self, y: Tensor, n: int) -> Tensor:
         """Draws for raw observations: (B, ...) -> (B, n, p)."""
