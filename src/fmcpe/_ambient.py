@@ -67,23 +67,18 @@ class settled(Restoring):  # noqa: N801
                 _turns.give()
 
 
-class user_code(Restoring):  # noqa: N801
+class user_code(_turns.lent):  # noqa: N801
     """A user's function runs: with the caller's dtype and threads; without gradients, unless they are asked for."""
 
     def __init__(self, gradients: bool = False) -> None:
+        super().__init__()
         self.gradients = gradients
-        self._lent = _turns.lent()
         self._before: tuple[torch.dtype, int] | None = None
         self._outer: tuple[torch.dtype, int] | None = None
         self._grad = True
 
-    @property
-    def turn(self) -> _turns._Turn | None:
-        """Of the thread that calls it."""
-        return self._lent.turn
-
     def _begin(self) -> None:
-        self._lent._begin()
+        super()._begin()
         self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
         torch.set_grad_enabled(self.gradients)
         if _Caller.settings is not None:
@@ -91,7 +86,7 @@ class user_code(Restoring):  # noqa: N801
             _Caller.settings = None
 
     def _end(self) -> None:
-        self._lent._end()
+        super()._end()
         if self._before is not None:
             _set(*self._before)
             _Caller.settings = self._outer
