@@ -254,7 +254,6 @@ class SyntheticLikelihood(Candidate):
             prior = emulator.prior(directions)
             for degree in sorted({kind.degree for kind in kinds}):
                 kind = emulator.features.at_least(degree)
-                known = prior.padded(len(kind.order))
-                fits.append((fit_conjugate(kind(z), targets, kind.order, known, degree), kind))
+                fits.append((fit_conjugate(kind(z), targets, kind.order, prior, degree), kind))
         fit, kind = max(fits, key=lambda each: each[0].evidence)
         return SyntheticPosterior(fit.regression, directions, kind, problem, self.modes, self.proposals)
