@@ -33,8 +33,7 @@ def _set(dtype: torch.dtype, threads: int) -> None:
 class settled(Restoring):  # noqa: N801
     """Single precision without autocast, gradients possible, one thread where observations are small; then the caller's.
 
-    Args:
-        numbers: In one observation; None leaves the number of threads alone.
+    `numbers` is the size of one observation; None leaves the number of threads alone.
     """
 
     def __init__(self, numbers: int | None = None) -> None:

@@ -95,9 +95,7 @@ class CheckedSimulator:
     def attempt(self, theta: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
         """Simulations (N, ...), tried once, and which rows succeeded, (N,); the others are NaN.
 
-        Args:
-            theta: Physical parameters, (N, p).
-            total: Rows that will be tried in all calls: more failures than their share `max_failed` are an error.
+        `total` is the number of rows of all calls: more failures than its share `max_failed` are an error.
         """
         x, ok = self.try_each(theta)
         self.add(len(ok), int((~ok).sum()), self.first, total)

@@ -30,13 +30,9 @@ from fmcpe.spaces import ParameterSpace
 
 
 class PotentialBase(BasePosterior):
-    """A prior and a function ℓ(θ (M, p), x (M, ...)) -> (M,): log likelihood or log ratio, up to a function of x.
+    """A prior and `log_ratio`, a function ℓ(θ (M, p), x (M, ...)) -> (M,): log likelihood or log ratio, up to a function of x.
 
-    Args:
-        log_ratio: ℓ.
-        prior: Of θ.
-        x_shape: Shape of one x, or None if unknown.
-        estimator: The network that `log_ratio` uses, if any.
+    `estimator` is the network that it uses, if any.
     """
 
     components = 16

@@ -19,14 +19,7 @@ from fmcpe.spaces import ParameterSpace, Standardiser
 
 
 class Features(nn.Module):
-    """Polynomials of θ, standardised by the prior.
-
-    Args:
-        space: Physical θ <-> z.
-        pool: Draws of the prior in z, for the statistics.
-        degree: Of the polynomials.
-        physical: Whether they are polynomials of physical θ, or of z.
-    """
+    """Polynomials of physical θ, or of z, standardised by `pool`, draws of the prior in z, (L, p)."""
 
     space: ParameterSpace
 

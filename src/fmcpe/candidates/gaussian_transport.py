@@ -27,19 +27,14 @@ from fmcpe.spaces import ParameterSpace
 
 
 class GaussianTransported(Transported):
-    """The base posterior at an affine map of the summary.
-
-    Args:
-        base: The base posterior, as a function of its summary.
-        space: Physical θ <-> z.
-        mean: m_y, (f,).
-        target: m_x, (f,).
-        matrix: Transpose of A, (f, f).
-    """
+    """The base posterior, as a function of its summary, at an affine map of the summary."""
 
     mean: Tensor
+    """m_y, (f,)"""
     target: Tensor
+    """m_x, (f,)"""
     matrix: Tensor
+    """Transpose of A, (f, f)"""
 
     def __init__(
         self, base: BasePosterior, space: ParameterSpace, mean: Tensor, target: Tensor, matrix: Tensor

@@ -35,15 +35,7 @@ from fmcpe.problem import Problem
 
 
 class SyntheticPosterior(Posterior):
-    """Bayes' rule for one regression.
-
-    Args:
-        regression: The likelihood.
-        directions: y -> s.
-        features: z -> φ.
-        shared: Prior, space, and draws of the prior.
-        modes: Laplace approximations in the proposal.
-        proposals: Importance samples per observation, at least.
+    """Bayes' rule for one regression, s(y) given φ(z), as the likelihood; options as for `SyntheticLikelihood`.
 
     Attributes:
         unreliable: Share of the observations of the last draws with a Pareto k̂ above 0.7.
@@ -105,12 +97,7 @@ class SyntheticPosterior(Posterior):
 
 
 class _Target:
-    """Log prior and log likelihood of E regressions with features of one kind, for B observations: rows are E·B.
-
-    Args:
-        members: The regressions.
-        y: Raw observations, (B, ...).
-    """
+    """Log prior and log likelihood of E regressions with features of one kind, for raw observations (B, ...): rows are E·B."""
 
     def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
         self.members, self.number, self.first = members, len(members), members[0]
@@ -218,7 +205,7 @@ class SyntheticLikelihood(Candidate):
         degrees: Of the polynomials that are tried, 1 to 8, as far as they have at most 300 terms.
         directions: Largest number of directions of the data.
         modes: Laplace approximations in the proposal.
-        proposals: Importance samples per observation.
+        proposals: Importance samples per observation, at least.
     """
 
     degrees: tuple[int, ...] = (1, 2, 3)
