@@ -23,9 +23,8 @@ class seeded(Restoring):  # noqa: N801
 
     def __init__(self, seed: int | None) -> None:
         self.seed = as_seed(seed)
-        self._taken, self._states = False, None
-
-    _states: tuple[Any, ...] | None
+        self._taken = False
+        self._states: tuple[Any, ...] | None = None
 
     def _begin(self) -> None:
         _turns.take()

@@ -67,9 +67,8 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         held_out: HeldOut | None = None,
     ) -> None:
         self.inner, self.shared = inner.eval().requires_grad_(False), shared
-        self.record = record if record.names else replace(record, names=shared.base.names or ())
-        if not self.record.units:
-            self.record = replace(self.record, units=tuple(getattr(shared.base.prior, "units", ())))
+        units = record.units or tuple(getattr(shared.base.prior, "units", ()))
+        self.record = replace(record, names=record.names or shared.base.names or (), units=units)
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
