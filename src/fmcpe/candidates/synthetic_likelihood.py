@@ -25,12 +25,11 @@ from typing_extensions import Self
 from fmcpe._options import Limits, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
-from fmcpe.candidates.emulator import Emulator, Features
+from fmcpe.candidates.emulator import Emulator, Features, count
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, pareto_k, systematic
-from fmcpe.nn.polynomials import count
 from fmcpe.problem import Problem
 
 
