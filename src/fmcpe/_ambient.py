@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 
 from fmcpe import _turns
@@ -30,6 +28,11 @@ def _set(dtype: torch.dtype, threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def _restore(settings: tuple[torch.dtype, int], callers: tuple[torch.dtype, int] | None) -> None:
+    _set(*settings)
+    _Caller.settings = callers
+
+
 class settled(Restoring):  # noqa: N801
     """Single precision without autocast, gradients possible, one thread where observations are small; then the caller's.
 
@@ -37,33 +40,22 @@ class settled(Restoring):  # noqa: N801
     """
 
     def __init__(self, numbers: int | None = None) -> None:
-        self.numbers, self._taken = numbers, False
-        self._before: tuple[torch.dtype, int] | None = None
-        self._outer: tuple[torch.dtype, int] | None = None
-        self._modes = ExitStack()
+        super().__init__()
+        self.numbers = numbers
 
     def _begin(self) -> None:
         _turns.take()
-        self._taken, self._outer, self._before = True, _Caller.settings, _settings()
-        _Caller.settings = _Caller.settings or self._before
+        self._undo.callback(_turns.give)
+        before = _settings()
+        self._undo.callback(_restore, before, _Caller.settings)
+        _Caller.settings = _Caller.settings or before
         if torch.is_inference_mode_enabled():
-            self._modes.enter_context(torch.inference_mode(False))
+            self._undo.enter_context(torch.inference_mode(False))
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
-                self._modes.enter_context(torch.autocast(device, enabled=False))
+                self._undo.enter_context(torch.autocast(device, enabled=False))
         small = self.numbers is not None and self.numbers < LARGE
-        _set(torch.float32, 1 if small else self._before[1])
-
-    def _end(self) -> None:
-        try:
-            self._modes.close()
-            if self._before is not None:
-                _set(*self._before)
-                _Caller.settings = self._outer
-        finally:
-            if self._taken:
-                self._taken, self._before = False, None
-                _turns.give()
+        _set(torch.float32, 1 if small else before[1])
 
 
 class user_code(_turns.lent):  # noqa: N801
@@ -72,21 +64,12 @@ class user_code(_turns.lent):  # noqa: N801
     def __init__(self, gradients: bool = False) -> None:
         super().__init__()
         self.gradients = gradients
-        self._before: tuple[torch.dtype, int] | None = None
-        self._outer: tuple[torch.dtype, int] | None = None
-        self._grad = True
 
     def _begin(self) -> None:
-        super()._begin()
-        self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
+        self._undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         torch.set_grad_enabled(self.gradients)
+        self._undo.callback(_restore, _settings(), _Caller.settings)
         if _Caller.settings is not None:
             _set(*_Caller.settings)
             _Caller.settings = None
-
-    def _end(self) -> None:
-        super()._end()
-        if self._before is not None:
-            _set(*self._before)
-            _Caller.settings = self._outer
-            torch.set_grad_enabled(self._grad)
+        super()._begin()  # last, so that the turn is back before the settings are
