@@ -56,7 +56,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     return Record(
         "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
         float((fitted.importance * fitted.scores).mean()),
-        fitted.skipped, fitted.seconds,
+        fitted.skipped, {name: fit.seconds for name, fit in zip(fitted.names, fitted.fits, strict=True)},
         {name: len(fit.members) for name, fit in zip(fitted.names, fitted.fits, strict=True)},
         {"to_truth": fitted.distances.to_truth.mean(1).tolist(), "between": fitted.distances.between.mean(2).tolist()},
         groups_of(truth)[1], fitted.effective, lines, tuple(notes), fingerprints(problem.theta, problem.y),

@@ -92,7 +92,6 @@ class Fitted:
         scale: Recalibration scale of each parameter, (p,).
         held_out: Cross-validated draws of the stack for each pair, recalibrated, (N, S, p).
         skipped: Why some candidates were not fitted.
-        seconds: Fit time of each candidate.
         fits: The cross-fitted candidates.
         distances: Mean distances of all pairs; the weights are computed from those that are no outliers.
         left_out: Rows that are outliers among all pairs (`fmcpe.outliers`).
@@ -108,7 +107,6 @@ class Fitted:
     scale: Tensor
     held_out: Tensor
     skipped: dict[str, str]
-    seconds: dict[str, float]
     fits: tuple[CrossFit, ...]
     distances: Distances
     left_out: Tensor
@@ -232,7 +230,6 @@ class Stack:
             scale,
             held_out,
             skipped,
-            {name: fit.seconds for name, fit in fits.items()},
             tuple(fits.values()),
             distances,
             everything[~torch.isin(everything, kept)],

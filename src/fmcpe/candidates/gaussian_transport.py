@@ -29,12 +29,9 @@ from fmcpe.spaces import ParameterSpace
 class GaussianTransported(Transported):
     """The base posterior, as a function of its summary, at an affine map of the summary."""
 
-    mean: Tensor
-    """m_y, (f,)"""
-    target: Tensor
-    """m_x, (f,)"""
-    matrix: Tensor
-    """Transpose of A, (f, f)"""
+    mean: Tensor  # m_y, (f,)
+    target: Tensor  # m_x, (f,)
+    matrix: Tensor  # transpose of A, (f, f)
 
     def __init__(
         self, base: BasePosterior, space: ParameterSpace, mean: Tensor, target: Tensor, matrix: Tensor

@@ -20,25 +20,15 @@ from fmcpe.nn.fitted import Fitted
 
 
 class Regression(Fitted):
-    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...).
+    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...)."""
 
-    Attributes:
-        feature_mean: (F,).
-        target_mean: (d,).
-        weight: Features to whitened targets, (F, d).
-        whitening: Targets to whitened ones, (d, d).
-        gram_root: Cholesky factor of the inverse Gram matrix, (F, F).
-        freedom: Degrees of freedom of Student's t.
-        count: n, the number of pairs.
-    """
-
-    feature_mean: Tensor
-    target_mean: Tensor
-    weight: Tensor
-    whitening: Tensor
-    gram_root: Tensor
-    freedom: Tensor
-    count: Tensor
+    feature_mean: Tensor  # (F,)
+    target_mean: Tensor  # (d,)
+    weight: Tensor  # features to whitened targets, (F, d)
+    whitening: Tensor  # targets to whitened ones, (d, d)
+    gram_root: Tensor  # Cholesky factor of the inverse Gram matrix, (F, F)
+    freedom: Tensor  # degrees of freedom of Student's t
+    count: Tensor  # n, the number of pairs
 
     @classmethod
     def stacked(cls, regressions: Sequence[Regression]) -> Regression:
