@@ -80,7 +80,7 @@ def test_errors_and_coverage_of_each_parameter_are_physical_and_held_out(posteri
 def test_importance_weights_are_judged_by_the_held_out_draws(base, pairs, monkeypatch):
     """Other notes draw from the members again, which overwrites what they recorded."""
 
-    def drawing(fitted, problem):
+    def drawing(fitted, problem, names):
         for member in fitted.fits["synthetic_likelihood"].members:
             assert isinstance(member, SyntheticPosterior)
             member.unreliable = 1.0

@@ -207,7 +207,7 @@ def test_an_outlier_among_the_pairs_does_not_widen_their_range(base):
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_scores_that_are_not_those_of_the_answer_are_named(base, fixed):
-    """A parameter that was never varied moves the answer to the prior, also at the pairs."""
+    """A parameter that was never varied has the prior, also at the pairs."""
     with seeded(6):
         theta = PRIOR.sample((30,))
         theta[:, 1] = theta[:, 1].median() if fixed else theta[:, 1]
@@ -239,5 +239,5 @@ def test_the_base_posterior_is_asked_about_a_bounded_number_of_observations(post
     y = observe(PRIOR.sample((30,)))
     few = within.share_by_theta(y, 2)
     many = within.share_by_theta(y.repeat(150, 1), 2)
-    assert few.shape == (30,) and many.shape == (4500,) and bool(many.isfinite().all())
+    assert few.shape == (30, 2) and many.shape == (4500, 2) and bool(many.isfinite().all())
     assert asked == [30, 2000, 2000, 500]

@@ -1,5 +1,4 @@
-r"""Far from the pairs, the posterior returns to the prior: \( w(y) = (1 - λ(y)) w + λ(y) e_{prior} \),
-1 - λ = (1 - λ_x)(1 - λ_v)(1 - λ_θ).
+r"""Far from the pairs, the posterior returns to the prior: w(y) = (1 - λ(y)) w + λ(y) e_prior, 1 - λ = (1 - λ_x)(1 - λ_v).
 
 **Data.** With p the p-value of the distance of y's summary to those of the pairs, or to those of all real observations if some
 have no θ and that one is smaller (`fmcpe.in_range`), λ_x = p_0 / (p_0 + p).
@@ -10,13 +9,14 @@ unconstrained space, are at least the median over the posteriors at the pairs, o
 (`fmcpe.spread`), times a ramp in log p: 0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
 
 **Parameters.** Pairs that cover a part of the prior carry no information about the rest. With p_i(z) the two-sided p-value of
-z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_θ = E[\max_i p_0 / (p_0 + p_i(z))] \), the mean over the
-base posterior at y, clamped to the central 98 % of the target prior, which defines the range of θ in use.
+z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_i = E[p_0 / (p_0 + p_i(z))] \), the mean over the base
+posterior at y, clamped to the central 98 % of the target prior, which defines the range of θ in use. With probability λ_i
+parameter i returns to the prior, and the others follow (`fmcpe.unmeasured`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fmcpe.in_range import Range, RangeCheck, student_tail
 from fmcpe.problem import Problem
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spread import share_needed, spreads
+from fmcpe.unmeasured import Moments, largest_sets, with_prior
 
 
 class WithinRange(Posterior):
@@ -43,6 +44,8 @@ class WithinRange(Posterior):
         real: Reference distribution of all real observations, with θ and without; None if all have θ.
     """
 
+    least: ClassVar[int] = 128
+    """Numerical limit: fewest draws for the moments of a posterior."""
     measured: Tensor
     """Mean and scale of the pairs' z_i, and the range of the target prior, (4, p)."""
 
@@ -60,9 +63,10 @@ class WithinRange(Posterior):
         self.inner, self.usual, self.simulated, self.real, self.p_half = inner, usual, simulated, real, half
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
-        self.base, self._last = shared.base.summarised(), Remembered()
+        self.base, self._last, self._last_moments = shared.base.summarised(), Remembered(), Remembered()
         self.typical, self.few = typical, shared.pool[:1024]
         self.prior_spreads = spreads(self.few[None], shared.space)[0]
+        self.prior_moments = Moments.of(shared.pool)
 
     @classmethod
     def of(
@@ -107,13 +111,19 @@ class WithinRange(Posterior):
         return "the calibration pairs" if self.real is None else "the calibration pairs and the other real observations"
 
     def share_of_prior(self, y: Tensor) -> Tensor:
-        """λ(y), (B,)."""
+        """Weight of the prior for the parameter that has most of it, (B,)."""
+        share, by_theta = self.shares(y)
+        return 1 - (1 - share) * (1 - by_theta.amax(1))
 
-        def compute() -> Tensor:
+    def shares(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """λ(y), (B,), and λ_i(y), (B, p)."""
+
+        def compute() -> tuple[Tensor, Tensor]:
             p = self.p_values(y)
-            return 1 - (1 - self._share(p)) * (1 - self.share_by_spread(y, p)) * (1 - self.share_by_theta(y))
+            return 1 - (1 - self._share(p)) * (1 - self.share_by_spread(y, p)), self.share_by_theta(y)
 
-        return self._last(y, compute)
+        found: tuple[Tensor, Tensor] = self._last(y, compute)
+        return found
 
     def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
         """λ_v(y), (B,), for observations with p-values p; computed from fixed draws."""
@@ -144,30 +154,70 @@ class WithinRange(Posterior):
         return RangeCheck(self.usual.p_values(seen), self.usual.conformal(seen), simulated, share, real)
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
-        """λ_θ(y), (B,); computed from fixed draws of the base posterior."""
+        """λ_i(y), (B, p); computed from fixed draws of the base posterior."""
         with seeded(0), torch.no_grad():
-            return torch.cat([self._share_by_theta(rows, draws) for rows in y.split(2000)])  # bounds memory
+            parts = [self._base_draws(rows, draws) for rows in y.split(2000)]  # bounds memory
+        mean, scale = self.measured[:2]
+        tails = [2 * student_tail((z - mean).abs() / scale, len(self.usual.distances) - 1) for z in parts]
+        return torch.cat([self._share(p).mean(1) for p in tails])
 
-    def _share_by_theta(self, y: Tensor, draws: int) -> Tensor:
-        mean, scale, low, high = self.measured
+    def _base_draws(self, y: Tensor, draws: int) -> Tensor:
+        """Draws of the base posterior within the range of θ in use, (B, draws, p)."""
         z = self.prior.space.to_z_safely(self.base.sample(self.base.summarise(y), draws).flatten(0, 1))
-        t = (torch.minimum(torch.maximum(z, low), high) - mean).abs() / scale
-        share = self._share(2 * student_tail(t, len(self.usual.distances) - 1)).amax(1)
-        return share.unflatten(0, (len(y), draws)).mean(1)
+        return torch.minimum(torch.maximum(z, self.measured[2]), self.measured[3]).unflatten(0, (len(y), draws))
+
+    def _base_moments(self, y: Tensor, draws: int = 512) -> Moments:
+        """Moments of the base posterior, from fixed draws."""
+        with seeded(0), torch.no_grad():
+            return Moments.of(self._base_draws(y, draws))
+
+    def _moments_at(self, y: Tensor) -> tuple[Moments, Moments]:
+        """Moments of the posterior and of the base posterior, from fixed draws."""
+
+        def compute() -> tuple[Moments, Moments]:
+            with seeded(0), torch.no_grad():
+                inner = Moments.of(self.inner.sample(y, self.least))
+            return inner, self._base_moments(y)
+
+        found: tuple[Moments, Moments] = self._last_moments(y, compute)
+        return found
 
     def _share(self, p: Tensor) -> Tensor:
         """λ_x of a p-value."""
         return self.p_half / (self.p_half + p)
 
     def sample(self, y: Tensor, n: int) -> Tensor:
-        z = self.inner.sample(y, n)
-        moved = torch.rand(*z.shape[:2], 1, device=z.device) < self.share_of_prior(y)[:, None, None]
-        return torch.where(moved, self.prior.sample(y, n), z)
+        drawn = self.inner.sample(y, max(n, self.least))
+        z, (share, by_theta) = drawn[:, :n], self.shares(y)
+        number = torch.rand(*z.shape[:2], 1, device=z.device)
+        z = torch.where(number < share[:, None, None], self.prior.sample(y, n), z)
+        rest = (number - share[:, None, None]) / (1 - share[:, None, None]).clamp_min(1e-7)  # of other draws, uniform
+        members = (rest >= 0) & (rest < by_theta[:, None])  # (B, n, p)
+        rows = members.flatten(1).any(1).nonzero()[:, 0]
+        if len(rows) == 0:
+            return z
+        parts = z[rows], members[rows], largest_sets(by_theta[rows])[1], Moments.of(drawn[rows])
+        return z.index_copy(0, rows, self._returned(*parts, self._base_moments(y[rows])))
+
+    def _returned(self, z: Tensor, members: Tensor, sets: Tensor, inner: Moments, base: Moments) -> Tensor:
+        """Draws (B, n, p) with these parameters returned to the prior, (B, n, p), and the others following."""
+        sizes = members.sum(2)
+        for size in sizes.unique().tolist():
+            if size > 0:
+                found = with_prior(inner, base, self.prior_moments, sets[:, size])
+                z = torch.where((sizes == size)[:, :, None], found.sample((z.shape[1],)).movedim(0, 1).to(z), z)
+        return z
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        share = self.share_of_prior(y)[:, None]
-        inside = self.inner.log_prob(z, y) + torch.log1p(-share.clamp_max(1 - 1e-7))
-        return torch.logaddexp(inside, self.prior.log_prob(z, y) + share.log())
+        share, by_theta = self.shares(y)
+        probabilities, sets = largest_sets(by_theta.double())
+        moments, parts = self._moments_at(y), [self.inner.log_prob(z, y)]
+        for size in range(1, z.shape[2] + 1):
+            found = with_prior(*moments, self.prior_moments, sets[:, size])
+            parts.append(found.log_prob(z.double().movedim(1, 0)).movedim(0, 1).to(z))
+        weights = probabilities.log().to(z).T[:, :, None]
+        inside = (torch.stack(parts) + weights).logsumexp(0) + torch.log1p(-share.clamp_max(1 - 1e-7))[:, None]
+        return torch.logaddexp(inside, self.prior.log_prob(z, y) + share.log()[:, None])
 
     def to_config(self) -> dict[str, Any]:
         kept = [self.usual, self.simulated, *([] if self.real is None else [self.real])]

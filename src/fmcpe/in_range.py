@@ -103,7 +103,7 @@ class RangeCheck:
         pairs: P-value of the distance to the calibration pairs.
         conformal: Conformal p-value of the same distance: approximately valid for any distribution, at least 1/(N + 1).
         simulations: P-value of the distance to simulations from the prior; NaN without a simulator.
-        prior_share: λ, the weight of the prior.
+        prior_share: Weight of the prior, for the parameter that has most of it.
         real: P-value of the distance to all real observations, with θ and without; None if all have θ.
         level: P-value below which an observation is called out of range.
     """

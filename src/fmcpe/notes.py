@@ -41,7 +41,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         "coverage": _refuted(lines, fitted.effective),
         "weights": _few(fitted, len(problem)),
         "design": design_notes(truth, problem.z, problem.pool, space.to_theta(problem.pool), names)
-        + _widened(fitted, problem),
+        + _widened(fitted, problem, names),
         "information": (nothing := _uninformative(fitted)),
         "parameter": [] if nothing else _uninformed(fitted, problem, names),
         "importance": unreliable,
@@ -102,15 +102,17 @@ def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> lis
     return []
 
 
-def _widened(fitted: Fitted, problem: Problem, level: float = 0.1) -> list[str]:
-    """Whether the prior has a large weight even at the pairs: the scores are computed without it."""
+def _widened(fitted: Fitted, problem: Problem, names: tuple[str, ...], level: float = 0.1) -> list[str]:
+    """Parameters that the prior has much of even at the pairs: the scores are computed without it."""
     assert isinstance(fitted.posterior, WithinRange)
-    share = float(fitted.posterior.share_of_prior(problem.y[:50]).mean())
-    if share < level:
+    share, by_theta = fitted.posterior.shares(problem.y[:50])
+    total = (1 - (1 - share)[:, None] * (1 - by_theta)).mean(0)
+    found = [f"{name} ({weight:.2g})" for name, weight in zip(names, total.tolist(), strict=True) if weight >= level]
+    if not found:
         return []
     return [
-        f"The prior has weight {share:.2g} at the pairs, because θ was not measured over its range. Scores, errors and "
-        "coverage are without that: they hold for θ like those of the pairs. If θ stays there, pass target_prior=."
+        f"The prior has weight at the pairs for {', '.join(found)}: not measured over the range. Scores, errors and coverage "
+        "are without that: they hold for θ like those of the pairs. If θ stays there, pass target_prior=."
     ]
 
 
