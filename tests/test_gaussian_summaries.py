@@ -9,8 +9,9 @@ from torch import nn
 import fmcpe
 from fmcpe import baselines
 from fmcpe._random import seeded
+from fmcpe.baselines.npers import mmd2_between
 from fmcpe.diagnostics import misspecification
-from fmcpe.nn.mmd import mmd2_between, mmd2_to_normal
+from fmcpe.nn.mmd import mmd2_to_normal
 
 QUIET = {"seed": 0, "show_progress_bars": False}
 

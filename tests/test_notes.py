@@ -81,7 +81,7 @@ def test_importance_weights_are_judged_by_the_held_out_draws(base, pairs, monkey
     """Other notes draw from the members again, which overwrites what they recorded."""
 
     def drawing(fitted, problem, names):
-        for member in fitted.fits[0].members:
+        for member in fitted.fits["synthetic_likelihood"].members:
             assert isinstance(member, SyntheticPosterior)
             member.unreliable = 1.0
         return []

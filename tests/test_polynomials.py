@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fmcpe.nn.polynomials import Powers, count
+from fmcpe.candidates.emulator import Powers, count
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from fmcpe.base_posteriors.adapters import as_base_posterior
     from fmcpe.base_posteriors.npe import train_npe
     from fmcpe.base_posteriors.simulation import simulate
-    from fmcpe.candidates.paper import Paper, paper_settings
+    from fmcpe.candidates.paper import Paper
     from fmcpe.io.pairs import read_pairs
     from fmcpe.io.prior_file import read_prior
     from fmcpe.method import FMCPE
     from fmcpe.posterior import CorrectedPosterior
     from fmcpe.serialization.files import load
     from fmcpe.stacking import Stack
+    from fmcpe.tasks.published import paper_settings
 
 __version__ = "0.1.0"
 
@@ -30,7 +31,7 @@ _HOMES = {
     "Stack": "fmcpe.stacking",
     "as_base_posterior": "fmcpe.base_posteriors.adapters",
     "load": "fmcpe.serialization.files",
-    "paper_settings": "fmcpe.candidates.paper",
+    "paper_settings": "fmcpe.tasks.published",
     "read_pairs": "fmcpe.io.pairs",
     "read_prior": "fmcpe.io.prior_file",
     "simulate": "fmcpe.base_posteriors.simulation",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import ExitStack
 
 import torch
 
@@ -32,90 +31,58 @@ def _set(dtype: torch.dtype, threads: int) -> None:
         torch.set_num_threads(threads)
 
 
+def _restore(settings: tuple[torch.dtype, int], callers: tuple[torch.dtype, int] | None) -> None:
+    _set(*settings)
+    _Caller.settings = callers
+
+
 class settled(Restoring):  # noqa: N801
     """Single precision without autocast, gradients possible, one thread where observations are small; then the caller's.
 
-    Args:
-        numbers: In one observation; None leaves the number of threads alone.
+    `numbers` is the size of one observation; None leaves the number of threads alone.
     """
 
     def __init__(self, numbers: int | None = None) -> None:
-        self.numbers, self._taken = numbers, False
-        self._before: tuple[torch.dtype, int] | None = None
-        self._outer: tuple[torch.dtype, int] | None = None
-        self._modes = ExitStack()
+        super().__init__()
+        self.numbers = numbers
 
     def _begin(self) -> None:
         _turns.take()
-        self._taken, self._outer, self._before = True, _Caller.settings, _settings()
-        _Caller.settings = _Caller.settings or self._before
+        self._undo.callback(_turns.give)
+        before = _settings()
+        self._undo.callback(_restore, before, _Caller.settings)
+        _Caller.settings = _Caller.settings or before
         if torch.is_inference_mode_enabled():
-            self._modes.enter_context(torch.inference_mode(False))
+            self._undo.enter_context(torch.inference_mode(False))
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
-                self._modes.enter_context(torch.autocast(device, enabled=False))
+                self._undo.enter_context(torch.autocast(device, enabled=False))
         small = self.numbers is not None and self.numbers < LARGE
-        _set(torch.float32, 1 if small else self._before[1])
-
-    def _end(self) -> None:
-        try:
-            self._modes.close()
-            if self._before is not None:
-                _set(*self._before)
-                _Caller.settings = self._outer
-        finally:
-            if self._taken:
-                self._taken, self._before = False, None
-                _turns.give()
+        _set(torch.float32, 1 if small else before[1])
 
 
-class user_code(Restoring):  # noqa: N801
+class user_code(_turns.lent):  # noqa: N801
     """A user's function runs: with the caller's dtype and threads; without gradients, unless they are asked for."""
 
     def __init__(self, gradients: bool = False) -> None:
+        super().__init__()
         self.gradients = gradients
-        self._lent = _turns.lent()
-        self._before: tuple[torch.dtype, int] | None = None
-        self._outer: tuple[torch.dtype, int] | None = None
-        self._grad = True
-
-    @property
-    def turn(self) -> _turns._Turn | None:
-        """Of the thread that calls it."""
-        return self._lent.turn
 
     def _begin(self) -> None:
-        self._lent._begin()
-        self._grad, self._outer, self._before = torch.is_grad_enabled(), _Caller.settings, _settings()
+        self._undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         torch.set_grad_enabled(self.gradients)
+        self._undo.callback(_restore, _settings(), _Caller.settings)
         if _Caller.settings is not None:
             _set(*_Caller.settings)
             _Caller.settings = None
-
-    def _end(self) -> None:
-        self._lent._end()
-        if self._before is not None:
-            _set(*self._before)
-            _Caller.settings = self._outer
-            torch.set_grad_enabled(self._grad)
+        super()._begin()  # last, so that the turn is back before the settings are
 
 
 class quiet(Restoring):  # noqa: N801
     """Without warnings of the library. Filters belong to the process: blocks of several threads run one after another."""
 
-    def __init__(self) -> None:
-        self._taken, self._caught = False, ExitStack()
-
     def _begin(self) -> None:
         _turns.take()
-        self._taken = True
-        self._caught.enter_context(warnings.catch_warnings())
+        self._undo.callback(_turns.give)
+        self._undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FMCPEWarning)
-
-    def _end(self) -> None:
-        try:
-            self._caught.close()
-        finally:
-            if self._taken:
-                self._taken = False
-                _turns.give()

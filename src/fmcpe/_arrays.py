@@ -22,14 +22,9 @@ class UnreadableError(ValueError):
 def as_numbers(
     value: Any, dtype: torch.dtype, device: Any = None, *, masked_as_nan: bool = False, rows: int | None = None
 ) -> Tensor:
-    """A new tensor from a number, a list, an array, a DataFrame or a tensor.
+    """A new tensor from a number, a list, an array, a DataFrame or a tensor, of any byte order, strides and precision.
 
-    Args:
-        value: Of any byte order, strides and precision.
-        dtype: Of the result.
-        device: Of the result.
-        masked_as_nan: Whether masked values become NaN; otherwise they are refused.
-        rows: Number of rows, each of another θ, from which a loss of precision in float32 is refused.
+    Masked values become NaN, or are refused. From `rows` rows on, each of another θ, a loss of precision in float32 is refused.
     """
     with torch.inference_mode(False), torch.no_grad():
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(_as_array(value, masked_as_nan))
@@ -113,10 +108,7 @@ def _as_array(value: Any, masked_as_nan: bool) -> Any:
 def refuse_loss(data: Tensor, least: int, constant: float = 1e-14) -> None:
     """Refuse columns of data (N, ...) whose spread is lost in rounding to single precision.
 
-    Args:
-        data: Finite or not, in double precision or whole numbers.
-        least: Fewest rows from which the spread is estimated.
-        constant: Standard deviation, as a share of the largest value, below which a column in double precision is constant.
+    A column with a standard deviation below `constant` times its largest value is constant.
     """
     if data.ndim == 0 or len(data) < least:
         return

@@ -38,20 +38,15 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
         temporary = None
     except OSError as error:
-        raise cannot_write(path, error, len(content)) from error
+        raise type(error)(
+            error.errno,
+            f"Expected to write {len(content) / 1e6:.1f} MB to {path}, got: {error.strerror or error}. Nothing was changed. "
+            "Free space, or choose a folder that you may write to.",
+        ) from error
     finally:
         if temporary is not None:
             with suppress(OSError):
                 os.unlink(temporary)
-
-
-def cannot_write(path: Path, error: OSError, size: int) -> OSError:
-    """The same error with advice."""
-    words = (
-        f"Expected to write {size / 1e6:.1f} MB to {path}, got: {error.strerror or error}. Nothing was changed. Free space, or "
-        "choose a folder that you may write to."
-    )
-    return type(error)(error.errno, words)
 
 
 def _write(handle: int, content: bytes) -> None:

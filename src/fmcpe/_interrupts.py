@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import ExitStack
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing_extensions import Self
 
 
 class _State:
@@ -34,12 +34,12 @@ def _handle(signum: int, frame: FrameType | None) -> None:
 
 
 class Restoring:
-    """A context manager made of `_begin` and `_end`; `_end` also undoes a `_begin` that failed on its way."""
+    """A context manager: each step of `_begin` registers what undoes it, also where a later one fails."""
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
 
     def _begin(self) -> None:
-        raise NotImplementedError
-
-    def _end(self) -> None:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -54,7 +54,7 @@ class Restoring:
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._end()
+            self._undo.close()
         finally:
             _uninstall()
 

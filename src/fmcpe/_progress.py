@@ -36,13 +36,7 @@ class _Bar(tqdm):
 
 
 class Progress:
-    """The progress of one step, a context manager.
-
-    Args:
-        total: Amount of work.
-        text: Description, e.g. ``"simulating"``.
-        show: Whether to show it at all.
-    """
+    """The progress of one step, a context manager: `total` is the amount of work, `text` its name, e.g. ``"simulating"``."""
 
     def __init__(self, total: float, text: str, show: bool = True) -> None:
         self.total, self.done, self._outer = total, 0.0, _outer.get()

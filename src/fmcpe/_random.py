@@ -22,35 +22,22 @@ class seeded(Restoring):  # noqa: N801
     """
 
     def __init__(self, seed: int | None) -> None:
+        super().__init__()
         self.seed = as_seed(seed)
-        self._taken, self._states = False, None
-
-    _states: tuple[Any, ...] | None
 
     def _begin(self) -> None:
         _turns.take()
-        self._taken = True
+        self._undo.callback(_turns.give)
         if self.seed is None:
             return
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        self._states = torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+        self._undo.callback(torch.set_rng_state, torch.get_rng_state())
+        if torch.cuda.is_available():
+            self._undo.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+        self._undo.callback(np.random.set_state, np.random.get_state())
+        self._undo.callback(random.setstate, random.getstate())
         torch.manual_seed(self.seed)
         np.random.seed(self.seed % 2**32)
         random.seed(self.seed)
-
-    def _end(self) -> None:
-        try:
-            if self._states is not None:
-                state, cuda, numpy_state, python_state = self._states
-                torch.set_rng_state(state)
-                if cuda:
-                    torch.cuda.set_rng_state_all(cuda)
-                np.random.set_state(numpy_state)
-                random.setstate(python_state)
-        finally:
-            if self._taken:
-                self._taken, self._states = False, None
-                _turns.give()
 
 
 def as_seed(seed: Any) -> int | None:

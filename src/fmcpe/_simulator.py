@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmcpe import _turns
 from fmcpe._ambient import user_code
 from fmcpe._arrays import returned_numbers
 from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
 from fmcpe._options import SHARE, check_whole, is_number, is_positive
 from fmcpe._progress import advance
-from fmcpe._timeout import within
 
 
 class CheckedSimulator:
@@ -93,9 +94,7 @@ class CheckedSimulator:
     def attempt(self, theta: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
         """Simulations (N, ...), tried once, and which rows succeeded, (N,); the others are NaN.
 
-        Args:
-            theta: Physical parameters, (N, p).
-            total: Rows that will be tried in all calls: more failures than their share `max_failed` are an error.
+        `total` is the number of rows of all calls: more failures than its share `max_failed` are an error.
         """
         x, ok = self.try_each(theta)
         self.add(len(ok), int((~ok).sum()), self.first, total)
@@ -199,3 +198,36 @@ class CheckedSimulator:
             )
         self.shape = x.shape[1:]  # it must not change between calls
         return x
+
+
+def within(seconds: float | None, function: Callable[[Tensor], Any], theta: Tensor, running: user_code) -> Any:
+    """``function(theta)``; a `TimeoutError` if it takes longer.
+
+    With a limit it runs in a thread of its own, which Python cannot end: after a `TimeoutError` it goes on until it returns.
+    """
+    if seconds is None:
+        return function(theta)
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        _turns.join(running.turn)
+        try:
+            with torch.no_grad():
+                found.append(function(theta))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            _turns.leave(running.turn)
+
+    thread = threading.Thread(target=run, daemon=True, name="fmcpe simulator")
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(
+            f"Expected the simulator to return within {seconds:g} s, got nothing for {len(theta)} row(s) (first: "
+            f"theta={theta[0].tolist()}). Raise simulation_timeout, or lower simulation_batch_size."
+        )
+    if failed:
+        raise failed[0]
+    return found[0]

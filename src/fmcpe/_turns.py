@@ -81,6 +81,7 @@ class lent(Restoring):  # noqa: N801
     """User code runs: the turn may be lent while it waits; `at_once` where it is known to do nothing but wait."""
 
     def __init__(self, at_once: bool = False) -> None:
+        super().__init__()
         self.at_once = at_once
         self.turn: _Turn | None = None
 
@@ -91,15 +92,16 @@ class lent(Restoring):  # noqa: N801
             if self.turn is not None:
                 self.turn.lent += 1
                 self.turn.free += self.at_once
+                self._undo.callback(self._regain, self.turn)
                 _changed.notify_all()
 
-    def _end(self) -> None:
+    def _regain(self, turn: _Turn) -> None:
+        """Wait until the turn is in use again."""
         with _changed:
-            if self.turn is not None:
-                self.turn.lent -= 1
-                self.turn.free -= self.at_once
-                while self.turn in _turns and _turns[-1] is not self.turn:
-                    _changed.wait(0.05)
+            turn.lent -= 1
+            turn.free -= self.at_once
+            while turn in _turns and _turns[-1] is not turn:
+                _changed.wait(0.05)
 
 
 def join(turn: _Turn | None) -> None:

@@ -154,9 +154,8 @@ def _within(draws: Tensor, members: int) -> Tensor:
     """
     number, size = draws.shape[1:3]
     each = torch.stack([torch.cdist(draws[:, r], draws[:, r]).sum((1, 2)) for r in range(number)]).mean(0)
-    each = each / (
-        size * (size - 1)
-    )  # over distinct draws: the zero distance of a draw to itself would favour mixtures
+    # over distinct draws: the zero distance of a draw to itself would favour mixtures
+    each = each / (size * (size - 1))
     if number == 1 or members == 1:
         return each
     pairs = [torch.cdist(draws[:, r], draws[:, q]).mean((1, 2)) for r in range(number) for q in range(r)]

@@ -31,12 +31,9 @@ from fmcpe.nn.fitted import Fitted
 class Range(Fitted):
     """The reference distribution of distances, fitted to summaries of calibration pairs, of all real data or of simulations."""
 
-    mean: Tensor
-    """(f,)"""
-    matrix: Tensor
-    """To whitened principal directions, (f, q)."""
-    distances: Tensor
-    """Leave-one-out log distances of the N reference observations, (N,)."""
+    mean: Tensor  # (f,)
+    matrix: Tensor  # to whitened principal directions, (f, q)
+    distances: Tensor  # leave-one-out log distances of the N reference observations, (N,)
     pseudo_pairs: ClassVar[int] = 4
     """Pseudo-count of the simulations, and of a normal tail, in the conjugate priors."""
     before: tuple[float, float] | None = None

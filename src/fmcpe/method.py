@@ -32,7 +32,7 @@ from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.rows import given_simulations
-from fmcpe.candidates.base import Shared
+from fmcpe.candidates.base import Posterior, Shared
 from fmcpe.candidates.paper import Paper
 from fmcpe.notes import record_of
 from fmcpe.posterior import CorrectedPosterior
@@ -174,32 +174,28 @@ class FMCPE:
             if problem.rows is not None:
                 importance = None if importance is None else _at_rows(importance, problem.rows)
                 theta, y = self._without_pairs(theta, problem.rows), problem.y
-            shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
+            inner: Posterior
             if isinstance(self.recipe, Paper):
                 inner, history = self.recipe.fit(problem, show_progress_bars)
-                record = Record(
-                    "FMCPE", len(theta), time.perf_counter() - started, history, fingerprints=fingerprints(theta, y),
-                    names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed),
-                )  # fmt: skip
-                return self._with_simulator(CorrectedPosterior(inner, shared, y.shape[1:], record))
-            fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
-            record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
+                seconds, held_out = time.perf_counter() - started, None
+                record = Record("FMCPE", len(theta), seconds, history, fingerprints=fingerprints(theta, y))
+            else:
+                fitted = self.recipe.fit(problem, int(torch.randint(2**31, ())), importance, show_progress_bars)
+                record = record_of(fitted, problem, names, time.perf_counter() - started, stacklevel=2)
+                inner, held_out = fitted.posterior, HeldOut.of(fitted, problem)
             record = replace(
                 record, names=tuple(given), data_names=data_names, units=self.units, settings=self._settings(seed),
                 num_unlabelled=0 if unlabelled is None else len(unlabelled),
             )  # fmt: skip
-            held_out = HeldOut.of(fitted, problem)
-            return self._with_simulator(CorrectedPosterior(fitted.posterior, shared, y.shape[1:], record, held_out))
+            shared = Shared(self.base, problem.space, self.target_prior, problem.pool)
+            posterior = CorrectedPosterior(inner, shared, y.shape[1:], record, held_out)
+            posterior.simulator = self.simulator  # for predictive checks
+            return posterior
 
     def _settings(self, seed: int | None) -> dict[str, Any]:
         """Options of the recipe and of its candidates, and the seed, for the record."""
         parts = {each.name: settings_of(each) for each in getattr(self.recipe, "candidates", ())}
         return {"recipe": settings_of(self.recipe), "candidates": parts, "seed": None if seed is None else int(seed)}
-
-    def _with_simulator(self, posterior: CorrectedPosterior) -> CorrectedPosterior:
-        """The posterior, which keeps the simulator for predictive checks."""
-        posterior.simulator = self.simulator
-        return posterior
 
     @staticmethod
     def _without_pairs(theta: Tensor, rows: Tensor) -> Tensor:

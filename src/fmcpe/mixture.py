@@ -16,12 +16,7 @@ from fmcpe.serialization.registry import from_config, to_config
 
 
 class Mixture(Posterior):
-    """Members with probabilities.
-
-    Args:
-        members: The fitted posteriors.
-        weights: The probability of each, (M,).
-    """
+    """Fitted posteriors with probabilities, (M,)."""
 
     weights: Tensor
     least: ClassVar[int] = 128
@@ -80,12 +75,9 @@ class Mixture(Posterior):
 
 
 class Recalibrated(Posterior):
-    """A posterior with its draws scaled about their mean, z -> m(y) + s (z - m(y)).
+    """A posterior with its draws scaled about their mean, z -> m(y) + s (z - m(y)); s is `scale`, (p,).
 
-    Args:
-        inner: The posterior.
-        scale: s, (p,).
-        draws: Draws that estimate m(y), at least.
+    At least `draws` draws estimate m(y).
     """
 
     scale: Tensor

@@ -23,10 +23,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     from fmcpe.diagnostics.span import design_notes
 
     unreliable = _unreliable(fitted)  # before anything draws: it is of the members' last draws
-    space, truth = problem.space, problem.theta
-    before = (
-        fitted.fits[fitted.names.index("uncorrected")].draws.flatten(1, 2) if "uncorrected" in fitted.names else None
-    )
+    space, truth, before = problem.space, problem.theta, fitted.uncorrected
     draws = space.to_theta(fitted.held_out.flatten(0, 1)).reshape(fitted.held_out.shape)
     old = draws if before is None else space.to_theta(before.flatten(0, 1)).reshape(before.shape)
     after_error, before_error = (_error(each, truth, fitted.importance) for each in (draws, old))
@@ -39,7 +36,7 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
         )
         for i, name in enumerate(names)
     )  # fmt: skip
-    weights = dict(sorted(zip(fitted.names, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
+    weights = dict(sorted(zip(fitted.fits, fitted.weights.tolist(), strict=True), key=lambda item: -item[1]))
     found = {
         "coverage": _refuted(lines, fitted.effective),
         "weights": _few(fitted, len(problem)),
@@ -54,10 +51,10 @@ def record_of(fitted: Fitted, problem: Problem, names: tuple[str, ...], seconds:
     for note in notes:
         warnings.warn(note.text, FMCPEWarning, stacklevel=stacklevel + 1)
     return Record(
-        "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.names, fitted.alone.tolist(), strict=True)),
+        "FMCPE", len(problem), seconds, {}, weights, dict(zip(fitted.fits, fitted.alone.tolist(), strict=True)),
         float((fitted.importance * fitted.scores).mean()),
-        fitted.skipped, fitted.seconds,
-        {name: len(fit.members) for name, fit in zip(fitted.names, fitted.fits, strict=True)},
+        fitted.skipped, {name: fit.seconds for name, fit in fitted.fits.items()},
+        {name: len(fit.members) for name, fit in fitted.fits.items()},
         {"to_truth": fitted.distances.to_truth.mean(1).tolist(), "between": fitted.distances.between.mean(2).tolist()},
         groups_of(truth)[1], fitted.effective, lines, tuple(notes), fingerprints(problem.theta, problem.y),
     )  # fmt: skip
@@ -95,7 +92,7 @@ def _refuted(lines: tuple[ParameterRecord, ...], effective: float, level: float 
 
 def _unreliable(fitted: Fitted, carries: float = 0.1, share: float = 0.2) -> list[str]:
     """Whether the Pareto k̂ of the synthetic likelihood's importance weights is too large for too many pairs."""
-    for name, weight, fit in zip(fitted.names, fitted.weights.tolist(), fitted.fits, strict=True):
+    for (name, fit), weight in zip(fitted.fits.items(), fitted.weights.tolist(), strict=True):
         bad = [member.unreliable for member in fit.members if isinstance(member, SyntheticPosterior)]
         if bad and weight > carries and sum(bad) / len(bad) > share:
             return [
@@ -144,9 +141,9 @@ def _few(fitted: Fitted, number: int, least: float = 10.0) -> list[str]:
 
 def _uninformative(fitted: Fitted, level: float = 0.01) -> list[str]:
     """Whether held-out pairs are predicted better than by the prior."""
-    if "prior" not in fitted.names:
+    if "prior" not in fitted.fits:
         return []
-    alone = fitted.distances.scores(fitted.weights.new_tensor([name == "prior" for name in fitted.names]))
+    alone = fitted.distances.scores(fitted.weights.new_tensor([name == "prior" for name in fitted.fits]))
     p = float(_p_of_gain((alone - fitted.scores)[:, None], fitted)[0])
     if p < level:
         return []

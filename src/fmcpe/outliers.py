@@ -23,7 +23,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fmcpe.in_range import whitening
+from fmcpe.in_range import student_tail, whitening
 from fmcpe.problem import Problem, groups_of
 
 
@@ -111,7 +111,7 @@ def _robust_tail(values: Tensor, freedom: int) -> Tensor:
     low, middle, high = values.quantile(at)
     upper = values.quantile(0.9, interpolation="lower") - middle
     scale = torch.maximum((high - low) / (2 * stats.norm.ppf(0.75)), upper / stats.norm.ppf(0.9)).clamp_min(1e-9)
-    return torch.as_tensor(stats.t.sf(((values - middle) / scale).cpu().numpy(), freedom), device=values.device)
+    return student_tail((values - middle) / scale, freedom)
 
 
 def _components(rows: Tensor, most: int = 4, many: int = 256) -> Tensor:

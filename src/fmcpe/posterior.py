@@ -67,9 +67,8 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         held_out: HeldOut | None = None,
     ) -> None:
         self.inner, self.shared = inner.eval().requires_grad_(False), shared
-        self.record = record if record.names else replace(record, names=shared.base.names or ())
-        if not self.record.units:
-            self.record = replace(self.record, units=tuple(getattr(shared.base.prior, "units", ())))
+        units = record.units or tuple(getattr(shared.base.prior, "units", ()))
+        self.record = replace(record, names=record.names or shared.base.names or (), units=units)
         self.observation_shape = torch.Size(observation_shape)
         self.space, self.prior = shared.space, shared.space.prior
         self._best: Tensor | None = None
@@ -234,16 +233,12 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
 
     def _log_prob(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         """(B, n, p) and (B, ...) -> (B, n)."""
-        with settled(self.observation_shape.numel()):
-            return self._log_density(theta, y, track_gradients)
-
-    def _log_density(self, theta: Tensor, y: Tensor, track_gradients: bool) -> Tensor:
         if not theta.numel():
             return theta.new_empty(theta.shape[:2])
-        flat = theta.reshape(-1, theta.shape[-1])
-        with torch.no_grad():  # on the bounds z is infinite
-            inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
-        with torch.set_grad_enabled(track_gradients):
+        with settled(self.observation_shape.numel()), torch.set_grad_enabled(track_gradients):
+            flat = theta.reshape(-1, theta.shape[-1])
+            with torch.no_grad():  # on the bounds z is infinite
+                inside = self.space.contains(flat) & torch.isfinite(self.space.to_z(flat)).all(-1)
             if not bool(inside.any()):
                 return torch.full(theta.shape[:2], -torch.inf, device=theta.device)
             safe = torch.where(inside[:, None], flat, flat[inside][:1].detach())
@@ -302,7 +297,6 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
         if x is None and self._best is not None and not force_update:
             return self._best
         y = self._x_else_default_x(x)
-
         self._warn_out_of_range(y)
 
         def log_density(z: Tensor) -> Tensor:

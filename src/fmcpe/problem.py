@@ -89,19 +89,9 @@ def build_problem(
 ) -> Problem:
     """Run the simulations that candidates need, with torch's global generator.
 
-    Args:
-        base: The base posterior on raw data.
-        simulator: The checked simulator, θ (N, p) -> x (N, ...), or None.
-        target_prior: The distribution of θ in use.
-        theta: Physical parameters of the pairs, (N, p).
-        y: Real observations, (N, ...).
-        x: Simulations paired with `theta`, (N, ...), used in place of fresh ones.
-        unlabelled: Real observations without θ, (M, ...), without those of the pairs.
-        given: Existing simulations from the prior, θ and x, of which `bank` are used in place of fresh ones.
-        bank: Simulations from the prior; without those that failed.
-        pool: Draws of the target prior.
-        simulations: Simulations at each θ_j; none if 0.
-        show_progress_bars: Whether to show the time left.
+    There are `bank` simulations from the prior, without those that failed, or as many of the `given` ones, θ and x; and
+    `simulations` at each θ_j, or the paired `x`, (N, ...). `pool` is a number of draws of the target prior. `unlabelled` are
+    real observations without θ, (M, ...), without those of the pairs. Other arguments are those of `Problem`.
     """
     space, summarise = ParameterSpace.of(base.prior).to(y.device), base.summarised().summarise
     seen_x, x_mean = (None, None) if x is None else (summarise(x)[:, None], x)

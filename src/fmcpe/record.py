@@ -38,11 +38,10 @@ class HeldOut:
     @classmethod
     def of(cls, fitted: Fitted, problem: Problem, simulations: int = 500, numbers: int = 2_000_000) -> HeldOut:
         """From a fitted stack; keeps at most `simulations` of the prior, and `numbers` values simulated at the pairs' θ."""
-        named = dict(zip(fitted.names, fitted.fits, strict=True))
-        before = named["uncorrected"].draws.flatten(1, 2) if "uncorrected" in named else None
         simulated = None if problem.bank_seen is None else problem.bank_seen[:simulations].flatten(1)
         at_pairs = None if problem.x is None else problem.x[:, : max(1, numbers // problem.seen.numel())].flatten(2)
-        return cls(problem.theta, fitted.held_out, before, problem.seen.flatten(1), simulated, at_pairs, problem.rows)
+        seen, before = problem.seen.flatten(1), fitted.uncorrected
+        return cls(problem.theta, fitted.held_out, before, seen, simulated, at_pairs, problem.rows)
 
     def near(self, theta: Tensor, seen: Tensor, tolerance: float = 1e-3) -> Tensor:
         """Whether pairs, θ (B, p) and summaries (B, f), are pairs of the fit within rounding, (B,)."""

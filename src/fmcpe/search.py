@@ -15,14 +15,8 @@ def cross_entropy_search(
 ) -> Tensor:
     """The best point found by the cross-entropy method, (D,).
 
-    Each round keeps the best fifth of the points, fits a Gaussian to them and draws the next points from it.
-
-    Args:
-        log_density: (N, D) -> (N,).
-        z: Starting points, (N, D).
-        number: Points per round.
-        rounds: Number of rounds.
-        show_progress_bars: Show progress after two seconds.
+    From starting points z (N, D), each round keeps the best fifth of the points, fits a Gaussian to them and draws the next
+    `number` points from it. `log_density` maps (N, D) to (N,).
     """
     dim, elite, values = z.shape[1], max(2, number // 5), log_density(z)
     with Progress(rounds, "maximising", show_progress_bars) as progress:

@@ -69,7 +69,7 @@ def cross_fit(
     with seeded(derive(seed, candidate.name, "fit")):
         members = list(candidate.fit_members(problem, subsets))
     for member in members:  # members share the components of a density that is a Monte-Carlo mixture
-        member.use_components(max(2, member.components // len(members)))
+        member.components = max(2, member.components // len(members))
     out = problem.z.new_empty(len(problem), len(unseen), draws, problem.z.shape[1])
     asked = iter(members if candidate.uses_pairs else members * len(folds))  # draws of their own for each repeat
     for repeat, parts in enumerate(unseen):
@@ -85,15 +85,13 @@ class Fitted:
 
     Args:
         posterior: The deployed posterior.
-        names: Names of the candidates.
         weights: w, (K,).
         alone: Cross-validated energy score of each candidate alone, (K,).
         scores: Energy score of the stack on each pair, with weights computed without its fold, (N,).
         scale: Recalibration scale of each parameter, (p,).
         held_out: Cross-validated draws of the stack for each pair, recalibrated, (N, S, p).
         skipped: Why some candidates were not fitted.
-        seconds: Fit time of each candidate.
-        fits: The cross-fitted candidates.
+        fits: The cross-fitted candidates by name, in the order of the weights.
         distances: Mean distances of all pairs; the weights are computed from those that are no outliers.
         left_out: Rows that are outliers among all pairs (`fmcpe.outliers`).
         importance: Weight of each pair in the scores, (N,), of mean one.
@@ -101,19 +99,22 @@ class Fitted:
     """
 
     posterior: Posterior
-    names: tuple[str, ...]
     weights: Tensor
     alone: Tensor
     scores: Tensor
     scale: Tensor
     held_out: Tensor
     skipped: dict[str, str]
-    seconds: dict[str, float]
-    fits: tuple[CrossFit, ...]
+    fits: Mapping[str, CrossFit]
     distances: Distances
     left_out: Tensor
     importance: Tensor
     effective: float
+
+    @property
+    def uncorrected(self) -> Tensor | None:
+        """Cross-validated draws of the uncorrected posterior, (N, S', p); None if it is no candidate."""
+        return self.fits["uncorrected"].draws.flatten(1, 2) if "uncorrected" in self.fits else None
 
 
 @dataclass(frozen=True)
@@ -211,12 +212,12 @@ class Stack:
         importance: Tensor | None = None,
     ) -> Fitted:
         """Weights, recalibration and the deployed posterior of cross-fitted candidates: the second half of `fit`."""
-        names, (groups, distinct) = tuple(fits), groups_of(problem.theta)
+        groups, distinct = groups_of(problem.theta)
         distances = Distances.of(list(fits.values()), problem.z)
         everything = torch.arange(len(problem), device=folds.device)
         kept = plausible_rows(problem, everything, self.robust)
         importance = torch.ones_like(problem.z[:, 0]) if importance is None else importance
-        weights = self.weights(names, distances.rows(kept), distinct, importance[kept])
+        weights = self.weights(tuple(fits), distances.rows(kept), distinct, importance[kept])
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, rows, groups, importance)
         effective = effective_number(distinct, importance)
@@ -225,15 +226,13 @@ class Stack:
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
             WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, kept),
-            names,
             weights,
-            torch.stack([(importance * distances.scores(row)).mean() for row in torch.eye(len(names)).to(weights)]),
+            torch.stack([(importance * distances.scores(row)).mean() for row in torch.eye(len(fits)).to(weights)]),
             scores.mean(0),
             scale,
             held_out,
             skipped,
-            {name: fit.seconds for name, fit in fits.items()},
-            tuple(fits.values()),
+            fits,
             distances,
             everything[~torch.isin(everything, kept)],
             importance,
@@ -303,8 +302,7 @@ class Stack:
                 distinct = groups[outside].unique().numel()
                 w = self.weights(tuple(fits), distances.rows(outside), distinct, importance[outside])
                 scores[repeat, inside] = distances.rows(inside).scores(w)
-                own = [fit.draws[inside, repeat] for fit in fits.values()]
-                each = torch.stack(own)  # (K, n, S, p)
+                each = torch.stack([fit.draws[inside, repeat] for fit in fits.values()])  # (K, n, S, p)
                 which = torch.multinomial(w, len(inside) * size, replacement=True).reshape(len(inside), size)
                 draws[inside, repeat] = each[which, torch.arange(len(inside))[:, None], torch.arange(size)]
         return draws.flatten(1, 2), scores

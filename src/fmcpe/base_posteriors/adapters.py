@@ -31,10 +31,7 @@ from fmcpe.nn.splines import natively
 class DensityBase(BasePosterior):
     """An sbi `DirectPosterior` (NPE): its density estimator, without the rejection loop.
 
-    Args:
-        posterior: The posterior of sbi.
-        prior: Its support bounds the draws; that of `posterior` if None.
-        estimator: Used in place of the density estimator of `posterior`.
+    `prior`, whose support bounds the draws, and `estimator` are those of `posterior` if None.
     """
 
     def __init__(

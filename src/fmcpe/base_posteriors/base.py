@@ -39,9 +39,7 @@ class Remembered:
 class BasePosterior(ABC):
     r"""A frozen conditional distribution \( \hat p(\theta | x) \) over physical θ, truncated to the prior's support.
 
-    Args:
-        prior: Its support bounds the draws.
-        x_shape: Shape of one x, or None if unknown.
+    `x_shape` is the shape of one x, None if unknown.
     """
 
     components = 256

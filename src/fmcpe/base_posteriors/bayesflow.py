@@ -26,14 +26,9 @@ from fmcpe.base_posteriors.base import BasePosterior
 
 
 class BayesFlowBase(BasePosterior):
-    """A BayesFlow approximator with a continuous posterior.
+    """A BayesFlow approximator with a continuous posterior; arguments as for `from_bayesflow`.
 
-    Args:
-        approximator: The trained approximator.
-        prior: Of θ; its columns are `parameters`, in order.
-        parameters: Name and width of each part of θ.
-        data: Name of x.
-        extra: Further conditions that are the same for every x, such as the number of observations.
+    `parameters` has the name and the width of each part of θ.
     """
 
     components = 32  # the summary network runs again for each density
@@ -94,7 +89,7 @@ def from_bayesflow(
         prior: Of θ, a torch distribution; its columns are `parameters`, in order.
         parameters: Names of the columns of θ; those of the adapter, in its order, if None.
         data: Name of x; that of the adapter if None.
-        extra: Further conditions that are the same for every x, by name.
+        extra: Further conditions that are the same for every x, by name, such as the number of observations.
     """
     approximator = getattr(approximator, "approximator", approximator)
     if prior is None:

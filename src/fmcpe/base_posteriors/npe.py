@@ -188,12 +188,18 @@ def train_npe(
                 f'Expected embedding_net="auto", a torch.nn.Module or None, got a {type(embedding_net).__name__}. Write a '
                 "function as the forward method of a torch.nn.Module."
             )
-        if domain_randomisation and (embedding_net is None or not has_weights(embedding_net)):
+        if not 0 <= gaussian_summaries < math.inf:
             raise ValueError(
-                "Expected an embedding_net with weights for domain_randomisation=True, got none. Pass embedding_net=, "
-                "a network to (B, features), or leave domain_randomisation out."
+                f"Expected a finite number of at least 0, got gaussian_summaries={gaussian_summaries}. Try "
+                "gaussian_summaries=10."
             )
-        penalty = _gaussian(gaussian_summaries, embedding_net)
+        wanted = {"domain_randomisation": domain_randomisation, "gaussian_summaries": gaussian_summaries}
+        for name, value in wanted.items():
+            if value and (embedding_net is None or not has_weights(embedding_net)):
+                raise ValueError(
+                    f"Expected an embedding_net with weights for {name}={value}, got none. Pass embedding_net=, a network "
+                    f"to (B, features), or leave {name} out."
+                )
         if domain_randomisation is None:
             with seeded(0):  # simulations on demand consume random numbers
                 some = x[:1000]
@@ -202,8 +208,9 @@ def train_npe(
             embedding_width(embedding_net, tuple(x.shape[1:]))
             embedding_net = made_aware(embedding_net)
         posterior = fit_npe(
-            theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars, penalty=penalty
-        )
+            theta, x, prior, embedding_net, flow or FlowSize(), training, device, show_progress_bars,
+            penalty=_gaussian(gaussian_summaries) if gaussian_summaries else None,
+        )  # fmt: skip
     posterior.names = known
     if isinstance(x, SimulationsOnDemand):
         x.simulator.warn()
@@ -219,19 +226,8 @@ def _refuse_swapped(simulator: Any, prior: Any) -> None:
         )
 
 
-def _gaussian(weight: float, embedding_net: nn.Module | None) -> Penalty | None:
-    """The penalty of `gaussian_summaries`, if any."""
-    if not 0 <= weight < math.inf:
-        raise ValueError(
-            f"Expected a finite number of at least 0, got gaussian_summaries={weight}. Try gaussian_summaries=10."
-        )
-    if weight == 0:
-        return None
-    if embedding_net is None or not has_weights(embedding_net):
-        raise ValueError(
-            f"Expected an embedding_net with weights for gaussian_summaries={weight}, got none. Pass embedding_net=, a network "
-            "to (B, features), or leave gaussian_summaries out."
-        )
+def _gaussian(weight: float) -> Penalty:
+    """The penalty of `gaussian_summaries`."""
     return lambda summarise, x: weight * mmd2_to_normal(summarise(x))
 
 

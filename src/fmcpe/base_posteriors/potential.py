@@ -30,13 +30,9 @@ from fmcpe.spaces import ParameterSpace
 
 
 class PotentialBase(BasePosterior):
-    """A prior and a function ℓ(θ (M, p), x (M, ...)) -> (M,): log likelihood or log ratio, up to a function of x.
+    """A prior and `log_ratio`, a function ℓ(θ (M, p), x (M, ...)) -> (M,): log likelihood or log ratio, up to a function of x.
 
-    Args:
-        log_ratio: ℓ.
-        prior: Of θ.
-        x_shape: Shape of one x, or None if unknown.
-        estimator: The network that `log_ratio` uses, if any.
+    `estimator` is the network that it uses, if any.
     """
 
     components = 16
@@ -76,11 +72,8 @@ class PotentialBase(BasePosterior):
         return self.space.to_theta(z.flatten(0, 1)).unflatten(0, z.shape[:2])
 
     def _log_density(self, theta: Tensor, x: Tensor) -> Tensor:
-        flat = theta.flatten(0, 1)
-        ratio = self._evaluate(flat, x.repeat_interleave(theta.shape[1], dim=0))
-        inside = self._inside(flat)
-        prior = self.prior.log_prob(torch.where(inside[:, None], flat, self._somewhere(flat)))
-        log_joint = torch.where(inside, ratio + prior, -torch.inf).unflatten(0, theta.shape[:2])
+        ratio = self._evaluate(theta.flatten(0, 1), x.repeat_interleave(theta.shape[1], dim=0))
+        log_joint = self._times_prior(ratio, theta.flatten(0, 1)).unflatten(0, theta.shape[:2])
         return log_joint - self.log_evidence(x)[:, None]
 
     @torch.no_grad()
@@ -149,12 +142,17 @@ class PotentialBase(BasePosterior):
 
     def _log_prior(self, z: Tensor) -> Tensor:
         """Log density of the prior in z, (B, S)."""
-        flat = z.flatten(0, 1)
-        theta = self.space.to_theta(flat)
+        theta = self.space.to_theta(z.flatten(0, 1))
+        log_det = self.space.log_abs_det(theta, z.flatten(0, 1))
+        return self._times_prior(-log_det, theta).unflatten(0, z.shape[:2])
+
+    def _times_prior(self, log_factor: Tensor, theta: Tensor) -> Tensor:
+        """A log factor plus the log density of the prior at θ (M, p): (M,), -inf outside, where some priors raise an error."""
         inside = self._inside(theta)
-        found = self.prior.log_prob(torch.where(inside[:, None], theta, self._somewhere(theta)))
-        log_det = self.space.log_abs_det(theta, flat)
-        return torch.where(inside, found - log_det, -torch.inf).unflatten(0, z.shape[:2])
+        with seeded(0):
+            somewhere = self.prior.sample(torch.Size((1,))).to(theta)
+        prior = self.prior.log_prob(torch.where(inside[:, None], theta, somewhere))
+        return torch.where(inside, log_factor + prior, -torch.inf)
 
     def _ratio_at(self, z: Tensor, x: Tensor) -> Tensor:
         theta = self.space.to_theta(z.flatten(0, 1))
@@ -163,11 +161,6 @@ class PotentialBase(BasePosterior):
     def _evaluate(self, theta: Tensor, x: Tensor) -> Tensor:
         parts = zip(theta.split(self.rows_at_once), x.split(self.rows_at_once), strict=True)
         return torch.cat([self.log_ratio(*part).reshape(-1) for part in parts])
-
-    def _somewhere(self, like: Tensor) -> Tensor:
-        """A point inside the support, in place of those outside, which some priors reject."""
-        with seeded(0):
-            return self.prior.sample(torch.Size((1,))).to(like)
 
     def _may_leak(self) -> bool:
         return False  # draws are made in z

@@ -19,14 +19,9 @@ from fmcpe.base_posteriors.simulation import simulate as run_simulator
 
 
 class SimulationsOnDemand:
-    """Simulations that do not fit into memory: indexed like a tensor (N, *shape), simulated at each access.
+    """Simulations at θ (N, p) that do not fit into memory: indexed like a tensor (N, *shape), simulated at each access.
 
     Rows at which the simulator fails are NaN.
-
-    Args:
-        simulator: ``theta (N, p) -> x (N, *shape)``.
-        theta: The parameters, (N, p).
-        shape: Shape of one simulation.
     """
 
     max_bytes = 2**30

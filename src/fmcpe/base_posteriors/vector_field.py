@@ -31,10 +31,7 @@ from fmcpe.nn.embeddings import has_weights
 class VectorFieldBase(BasePosterior):
     """An sbi `VectorFieldPosterior`, without its adaptive solver and its rejection loop.
 
-    Args:
-        posterior: The posterior.
-        prior: In place of the posterior's own.
-        steps: Of the solver, for draws and densities.
+    `prior` takes the place of the posterior's own; `steps` are those of the solver, for draws and densities.
     """
 
     components = 24  # each costs an ODE and its divergence

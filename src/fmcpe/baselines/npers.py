@@ -12,7 +12,7 @@ of the data in which simulations and real observations differ, as far as θ can 
 The paper infers one θ from many replicates, so that \( \{h(y_j)\} \) is a single summary. Here each observation has its own θ,
 and the penalty compares the distribution of all real observations with that of simulations from the prior: it takes a
 difference of their θ for an error of the simulator, too. MMD is the V-statistic of the paper, with kernels of three widths in
-place of one, in units of the spread of the simulated summaries (`fmcpe.nn.mmd`).
+place of one, in units of the spread of the simulated summaries (`mmd2_between`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, Penalty, Rows, Summarise, fit_npe
 from fmcpe.baselines.common import SimulationTrained, asked_at_y, with_unlabelled
 from fmcpe.nn.embeddings import embedding_for, has_weights, is_vector
-from fmcpe.nn.mmd import mmd2_between
+from fmcpe.nn.mmd import squared_distances
 from fmcpe.nn.training import Training
 from fmcpe.posterior import CorrectedPosterior
 
@@ -141,6 +141,23 @@ class NPERS(SimulationTrained):
             return self.weight * mmd2_between(summaries[: len(x)], summaries[len(x) :])
 
         return penalty
+
+
+def mmd2_between(s: Tensor, t: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Tensor:
+    """MMD² between summaries of simulations s (B, d) and of real observations t (M, d), in units of the spread of s.
+
+    The unit follows s in the gradient, so that neither shrinking nor stretching all summaries lowers the penalty. Where t lies
+    far away, the kernels are as wide as the distance (constant in the gradient): narrow ones would have no gradient there.
+    Widths are in units of the root mean square distance to the mean.
+    """
+    centre, unit = s.mean(0), s.var(0, correction=0).sum().clamp_min(1e-12).sqrt()
+    s, t = (s - centre) / unit, (t - centre) / unit
+    far = float(t.detach().square().sum(1).mean().clamp_min(1.0))
+    squares, total = [squared_distances(*pair) for pair in ((s, s), (t, t), (s, t))], s.new_zeros(())
+    for width in widths:
+        ss, tt, st = (torch.exp(each / (-2 * width**2 * far)).mean() for each in squares)
+        total = total + ss + tt - 2 * st
+    return total / len(widths)
 
 
 def _real(y: Any, y_unlabelled: Any) -> Tensor | None:

@@ -6,7 +6,7 @@ from fmcpe.candidates.base import Candidate, Posterior
 from fmcpe.candidates.fine_tuned import FineTuned
 from fmcpe.candidates.gaussian_transport import GaussianTransport
 from fmcpe.candidates.joint_flow import JointFlow
-from fmcpe.candidates.paper import Paper, paper_settings
+from fmcpe.candidates.paper import Paper
 from fmcpe.candidates.prior import Prior
 from fmcpe.candidates.residual_shift import ResidualShift
 from fmcpe.candidates.synthetic_likelihood import SyntheticLikelihood
@@ -24,7 +24,6 @@ __all__ = [
     "SyntheticLikelihood",
     "Uncorrected",
     "default",
-    "paper_settings",
 ]
 
 

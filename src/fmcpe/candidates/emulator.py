@@ -5,6 +5,7 @@ s(x) = μ + Wᵀ φ(θ) + ε,   (θ, x) simulations from the prior
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,20 +14,30 @@ from torch import Tensor, nn
 from fmcpe.candidates.base import clipped
 from fmcpe.nn.conjugate import Fit, Prior, fit_conjugate
 from fmcpe.nn.directions import Directions
-from fmcpe.nn.polynomials import Powers, count
 from fmcpe.problem import Problem
 from fmcpe.spaces import ParameterSpace, Standardiser
 
 
-class Features(nn.Module):
-    """Polynomials of θ, standardised by the prior.
+def count(numbers: int, degree: int) -> int:
+    """Number of monomials of degree 1 to `degree` in `numbers` variables."""
+    return math.comb(numbers + degree, degree) - 1
 
-    Args:
-        space: Physical θ <-> z.
-        pool: Draws of the prior in z, for the statistics.
-        degree: Of the polynomials.
-        physical: Whether they are polynomials of physical θ, or of z.
-    """
+
+class Powers:
+    """All monomials of degree 1 to `degree` in p variables, by increasing degree: (B, p) -> (B, F)."""
+
+    def __init__(self, numbers: int, degree: int) -> None:
+        orders = range(1, degree + 1)
+        self._levels = [torch.combinations(torch.arange(numbers), k, with_replacement=True) for k in orders]
+        self.terms = [tuple(term) for level in self._levels for term in level.tolist()]
+
+    def __call__(self, u: Tensor) -> Tensor:
+        rows = u.T.contiguous()  # indexing rows is faster than indexing columns
+        return torch.cat([rows[level].prod(1) for level in self._levels]).T
+
+
+class Features(nn.Module):
+    """Polynomials of physical θ, or of z, standardised by `pool`, draws of the prior in z, (L, p)."""
 
     space: ParameterSpace
 

@@ -31,13 +31,7 @@ from fmcpe.spaces import ParameterSpace
 
 
 class FineTunedPosterior(Transported):
-    """The base posterior with fine-tuned weights.
-
-    Args:
-        base: The base posterior that was fine-tuned, on raw data.
-        space: Physical θ <-> z.
-        estimator: The fine-tuned density estimator.
-    """
+    """The base posterior, on raw data, with the fine-tuned density estimator."""
 
     def __init__(self, base: DensityBase, space: ParameterSpace, estimator: nn.Module) -> None:
         super().__init__(base.with_estimator(estimator).summarised(), space)

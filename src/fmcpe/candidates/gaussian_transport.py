@@ -27,19 +27,11 @@ from fmcpe.spaces import ParameterSpace
 
 
 class GaussianTransported(Transported):
-    """The base posterior at an affine map of the summary.
+    """The base posterior, as a function of its summary, at an affine map of the summary."""
 
-    Args:
-        base: The base posterior, as a function of its summary.
-        space: Physical θ <-> z.
-        mean: m_y, (f,).
-        target: m_x, (f,).
-        matrix: Transpose of A, (f, f).
-    """
-
-    mean: Tensor
-    target: Tensor
-    matrix: Tensor
+    mean: Tensor  # m_y, (f,)
+    target: Tensor  # m_x, (f,)
+    matrix: Tensor  # transpose of A, (f, f)
 
     def __init__(
         self, base: BasePosterior, space: ParameterSpace, mean: Tensor, target: Tensor, matrix: Tensor

@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fmcpe._options import SHARE, Limits
 from fmcpe._random import seeded
@@ -42,9 +43,6 @@ from fmcpe.nn.ensemble import Stacked
 from fmcpe.nn.training import descend
 from fmcpe.problem import Problem
 from fmcpe.spaces import FlatStandardiser, ParameterSpace, Standardiser
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class JointFlowed(Transported):

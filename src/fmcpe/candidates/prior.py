@@ -16,12 +16,7 @@ from fmcpe.spaces import ParameterSpace
 
 
 class PriorPosterior(Posterior):
-    """The target prior in z.
-
-    Args:
-        prior: Over physical θ.
-        space: Physical θ <-> z.
-    """
+    """The target prior, over physical θ, in z."""
 
     def __init__(self, prior: Distribution, space: ParameterSpace) -> None:
         super().__init__()

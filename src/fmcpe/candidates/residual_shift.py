@@ -22,14 +22,7 @@ from fmcpe.spaces import FlatStandardiser, ParameterSpace
 
 
 class Shifted(Transported):
-    """One fitted member.
-
-    Args:
-        base: The base posterior, as a function of its summary.
-        space: Physical θ <-> z.
-        y_scale: Standardises summaries of y.
-        ridge: Summary -> shift.
-    """
+    """One fitted member: `ridge` gives the shift from summaries of y, standardised by `y_scale`."""
 
     def __init__(self, base: BasePosterior, space: ParameterSpace, y_scale: FlatStandardiser, ridge: Ridge) -> None:
         super().__init__(base, space)

@@ -16,40 +16,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fmcpe._options import Limits, check_whole_numbers
 from fmcpe._random import seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
-from fmcpe.candidates.emulator import Emulator, Features
+from fmcpe.candidates.emulator import Emulator, Features, count
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
 from fmcpe.nn.importance import TMixture, pareto_k, systematic
-from fmcpe.nn.polynomials import count
 from fmcpe.problem import Problem
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 FAR = 1e6
 """Numerical limit of whitened data, whose squares single precision holds: beyond it, an observation is not less likely."""
 
 
 class SyntheticPosterior(Posterior):
-    """Bayes' rule for one regression.
-
-    Args:
-        regression: The likelihood.
-        directions: y -> s.
-        features: z -> φ.
-        shared: Prior, space, and draws of the prior.
-        modes: Laplace approximations in the proposal.
-        proposals: Importance samples per observation, at least.
+    """Bayes' rule for one regression, s(y) given φ(z), as the likelihood; options as for `SyntheticLikelihood`.
 
     Attributes:
         unreliable: Share of the observations of the last draws with a Pareto k̂ above 0.7.
@@ -111,12 +99,7 @@ class SyntheticPosterior(Posterior):
 
 
 class _Target:
-    """Log prior and log likelihood of E regressions with features of one kind, for B observations: rows are E·B.
-
-    Args:
-        members: The regressions.
-        y: Raw observations, (B, ...).
-    """
+    """Log prior and log likelihood of E regressions with features of one kind, for raw observations (B, ...): rows are E·B."""
 
     def __init__(self, members: Sequence[SyntheticPosterior], y: Tensor) -> None:
         self.members, self.number, self.first = members, len(members), members[0]
@@ -225,7 +208,7 @@ class SyntheticLikelihood(Candidate):
         degrees: Of the polynomials that are tried, 1 to 8, as far as they have at most 300 terms.
         directions: Largest number of directions of the data.
         modes: Laplace approximations in the proposal.
-        proposals: Importance samples per observation.
+        proposals: Importance samples per observation, at least.
     """
 
     degrees: tuple[int, ...] = (1, 2, 3)
@@ -261,7 +244,6 @@ class SyntheticLikelihood(Candidate):
             prior = emulator.prior(directions)
             for degree in sorted({kind.degree for kind in kinds}):
                 kind = emulator.features.at_least(degree)
-                known = prior.padded(len(kind.order))
-                fits.append((fit_conjugate(kind(z), targets, kind.order, known, degree), kind))
+                fits.append((fit_conjugate(kind(z), targets, kind.order, prior, degree), kind))
         fit, kind = max(fits, key=lambda each: each[0].evidence)
         return SyntheticPosterior(fit.regression, directions, kind, problem, self.modes, self.proposals)

@@ -112,7 +112,7 @@ def _train_rows(
         [classifiers], loss, steps, learning_rate, partial(CosineAnnealingLR, T_max=steps), validate, every=per_epoch,
         clip=torch.inf, keep_start=False,
     )  # fmt: skip
-    classifiers.restore(best)
+    classifiers.weights = best
 
 
 def grouped_accuracy(

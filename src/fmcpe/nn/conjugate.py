@@ -10,7 +10,7 @@ pseudo-count c are those of highest evidence (Minka, "Bayesian linear regression
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,25 +20,15 @@ from fmcpe.nn.fitted import Fitted
 
 
 class Regression(Fitted):
-    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...).
+    """A fitted regression, whitened: residuals have unit scale. `stacked` ones are E regressions, all tensors (E, ...)."""
 
-    Attributes:
-        feature_mean: (F,).
-        target_mean: (d,).
-        weight: Features to whitened targets, (F, d).
-        whitening: Targets to whitened ones, (d, d).
-        gram_root: Cholesky factor of the inverse Gram matrix, (F, F).
-        freedom: Degrees of freedom of Student's t.
-        count: n, the number of pairs.
-    """
-
-    feature_mean: Tensor
-    target_mean: Tensor
-    weight: Tensor
-    whitening: Tensor
-    gram_root: Tensor
-    freedom: Tensor
-    count: Tensor
+    feature_mean: Tensor  # (F,)
+    target_mean: Tensor  # (d,)
+    weight: Tensor  # features to whitened targets, (F, d)
+    whitening: Tensor  # targets to whitened ones, (d, d)
+    gram_root: Tensor  # Cholesky factor of the inverse Gram matrix, (F, F)
+    freedom: Tensor  # degrees of freedom of Student's t
+    count: Tensor  # n, the number of pairs
 
     @classmethod
     def stacked(cls, regressions: Sequence[Regression]) -> Regression:
@@ -79,7 +69,7 @@ class Prior:
     """The prior of a regression.
 
     Args:
-        mean: B_0, (F, d).
+        mean: B_0, (F, d); zero for further features.
         root: R, (d, d): RᵀR is the noise covariance, up to the factor τ².
         noises: Exponents of the smallest and largest τ², powers of ten.
     """
@@ -92,10 +82,6 @@ class Prior:
     def vague(cls, features: int, targets: int, like: Tensor) -> Prior:
         """B_0 = 0 and R = I, for standardised targets; dtype and device are those of `like`."""
         return cls(like.new_zeros(features, targets), torch.eye(targets).to(like), (-5, 0))
-
-    def padded(self, features: int) -> Prior:
-        """With prior means of zero for more features."""
-        return replace(self, mean=_padded(self.mean, features))
 
 
 def fit_conjugate(
@@ -120,10 +106,10 @@ def fit_conjugate(
     number, d, size = *targets.shape, len(order)
     f, t = features.double(), targets.double()
     prior = prior or Prior.vague(size, d, f)
-    unroot = torch.linalg.inv(prior.root)
+    prior_mean, unroot = _padded(prior.mean, size), torch.linalg.inv(prior.root)
     f_mean, t_mean = f.mean(0), t.mean(0)
     f = f - f_mean
-    t = (t - t_mean - f @ prior.mean) @ unroot  # now B_0 = 0 and R = I
+    t = (t - t_mean - f @ prior_mean) @ unroot  # now B_0 = 0 and R = I
     free = size if degree is None else int((order <= degree).sum())
     f, order = f[:, :free], order[:free]
     gram, cross, squares = f.T @ f, f.T @ t, t.T @ t
@@ -170,7 +156,7 @@ def fit_conjugate(
     regression = Regression(
         feature_mean=f_mean,
         target_mean=t_mean,
-        weight=(prior.mean @ unroot + _padded(weight, size)) @ whitening,
+        weight=(prior_mean @ unroot + _padded(weight, size)) @ whitening,
         whitening=unroot @ whitening,
         gram_root=gram_root,
         freedom=torch.tensor(freedom, device=f.device),

@@ -12,10 +12,8 @@ from fmcpe.nn.fitted import Fitted
 class Directions(Fitted):
     """Leading directions of data, standardised: (B, ...) -> (B, q)."""
 
-    mean: Tensor
-    """(d,)"""
-    matrix: Tensor
-    """(d, q)"""
+    mean: Tensor  # (d,)
+    matrix: Tensor  # (d, q)
 
     @classmethod
     def of(cls, y: Tensor, most: int) -> Directions:

@@ -62,12 +62,6 @@ class Stacked:
         for name, value in self.weights.items():
             kept[name] = torch.where(better.reshape(-1, *([1] * (value.ndim - 1))), value.detach(), kept[name])
 
-    @torch.no_grad()
-    def restore(self, kept: Weights) -> None:
-        """Go back to the weights of a snapshot."""
-        for name, value in self.weights.items():
-            value.copy_(kept[name])
-
     def members(self, weights: Weights) -> Iterator[nn.Module]:
         """Each member as a separate module, with its weights of a snapshot."""
         for k in range(self.number):

@@ -21,7 +21,7 @@ def mmd2_to_normal(s: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Te
     This is the statistic of Baringhaus, Henze, Epps and Pulley (Henze and Zirkler, 1990) without their standardisation. Widths
     are in units of √d.
     """
-    d, total, squares = s.shape[1], s.new_zeros(()), _squared_distances(s, s)
+    d, total, squares = s.shape[1], s.new_zeros(()), squared_distances(s, s)
     for width in widths:
         w2 = width**2 * d
         cross = (w2 / (w2 + 1)) ** (d / 2) * torch.exp(s.square().sum(1) / (-2 * (w2 + 1))).mean()
@@ -29,23 +29,6 @@ def mmd2_to_normal(s: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Te
     return total / len(widths)
 
 
-def mmd2_between(s: Tensor, t: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.0)) -> Tensor:
-    """MMD² between summaries of simulations s (B, d) and of real observations t (M, d), in units of the spread of s.
-
-    The unit follows s in the gradient, so that neither shrinking nor stretching all summaries lowers the penalty. Where t lies
-    far away, the kernels are as wide as the distance (constant in the gradient): narrow ones would have no gradient there.
-    Widths are in units of the root mean square distance to the mean.
-    """
-    centre, unit = s.mean(0), s.var(0, correction=0).sum().clamp_min(1e-12).sqrt()
-    s, t = (s - centre) / unit, (t - centre) / unit
-    far = float(t.detach().square().sum(1).mean().clamp_min(1.0))
-    squares, total = [_squared_distances(*pair) for pair in ((s, s), (t, t), (s, t))], s.new_zeros(())
-    for width in widths:
-        ss, tt, st = (torch.exp(each / (-2 * width**2 * far)).mean() for each in squares)
-        total = total + ss + tt - 2 * st
-    return total / len(widths)
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """|a_i - b_k|², by a product of matrices."""
     return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0.0)

@@ -26,11 +26,9 @@ class Ridge(Fitted):
 
 
 def fit_ridge(features: Tensor, targets: Tensor) -> Ridge:
-    """The regression whose penalty, of 37 from 1e-4 to 1e5, has the smallest mean square leave-one-out residual.
+    """The regression of targets (N, t) on features (N, f) with the smallest mean square leave-one-out residual.
 
-    Args:
-        features: (N, features).
-        targets: (N, targets).
+    The penalty is one of 37 from 1e-4 to 1e5.
     """
     f, t = features.double().cpu(), targets.double().cpu()
     with np.errstate(invalid="ignore"):  # leave-one-out of a single row is 0/0

@@ -117,7 +117,15 @@ def build_base(
     if not state or not isinstance(base, DensityBase | VectorFieldBase):
         return base
     # the user's network stays as it is; a network that was built here is also that of `base.posterior`
-    return _with_weights(base if posterior is None else base.with_estimator(copy.deepcopy(base.estimator)), state, path)
+    base = base if posterior is None else base.with_estimator(copy.deepcopy(base.estimator))
+    try:
+        base.estimator.load_state_dict(state)
+    except RuntimeError as error:
+        raise FileError(
+            f"Expected the base posterior that {path} was made with, got another network "
+            f"({str(error).splitlines()[0]}). Pass the one that was corrected."
+        ) from error
+    return base
 
 
 def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPosterior:
@@ -130,17 +138,3 @@ def _build_npe(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> NPEPoste
     if says.get("names") is not None:  # files of earlier versions have none
         posterior.names = as_names(says["names"], parameter_dim(prior))
     return posterior
-
-
-def _with_weights(
-    base: DensityBase | VectorFieldBase, state: dict[str, Tensor], path: str | Path
-) -> DensityBase | VectorFieldBase:
-    """The base posterior with the weights of the file."""
-    try:
-        base.estimator.load_state_dict(state)
-    except RuntimeError as error:
-        raise FileError(
-            f"Expected the base posterior that {path} was made with, got another network "
-            f"({str(error).splitlines()[0]}). Pass the one that was corrected."
-        ) from error
-    return base

@@ -63,14 +63,19 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = _metadata(file, path)
             file.seek(0)
             tensors = read_tensors(file.read())
+        text = metadata.get("fmcpe", "null")
+        manifest = _json(text)
     except FileError:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise FileError(
-            f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."
+            f"Expected a whole file written by posterior.save(...), got {path} ({line}). Save it again."
         ) from error
-    text = metadata.get("fmcpe", "null")
-    manifest = _parsed(text, path)
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+        raise FileError(
+            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
+        )
     _check_format(manifest, path)
     if "sha256" not in metadata and manifest["format"] < 7:
         return manifest, tensors
@@ -114,20 +119,6 @@ def _json(text: str) -> Any:
     return json.loads(text)
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    try:
-        manifest = _json(text)
-    except (ValueError, RecursionError) as error:
-        raise FileError(
-            f"Expected a whole file written by posterior.save(...), got {path} ({_first_line(error)}). Save it again."
-        ) from error
-    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
-        raise FileError(
-            f"Expected a file written by posterior.save(...), got {path} with no fmcpe manifest. Check the path."
-        )
-    return manifest
-
-
 def _check_format(manifest: dict[str, Any], path: Path) -> None:
     found = manifest["format"]
     if found in READABLE:
@@ -141,7 +132,3 @@ def _check_format(manifest: dict[str, Any], path: Path) -> None:
     else:
         advice = "No version wrote this format: the file is damaged."
     raise FileError(f"Expected a file of format {FORMAT}, got {path} of format {found}. {advice}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -41,5 +41,5 @@ def from_config(config: dict[str, Any], shared: Shared) -> Posterior:
             f"Expected a posterior of this library, got {name!r}. Load only files written by posterior.save(...)."
         )
     found: Posterior = getattr(importlib.import_module(_HOMES[name]), name).from_config(config, shared)
-    found.use_components(config.get("components", found.components))
+    found.components = config.get("components", found.components)
     return found
