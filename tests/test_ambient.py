@@ -125,7 +125,7 @@ def test_intervals_and_suspects_do_not_depend_on_the_default_dtype(posteriors):
 
     def found():
         interval = posterior.conformalize(theta, y, num_samples=50, seed=0).interval(0.8, x=y[:2])
-        return interval.low, interval.high, str(diagnostics.suspects(posterior, level=1.1))
+        return interval.low, interval.high, str(diagnostics.suspects(posterior, level=0.999))
 
     plain = found()
     with double():
