@@ -118,20 +118,24 @@ def test_a_file_loads_under_any_setting(name, posteriors, pairs, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::fmcpe.FMCPEWarning")
-def test_intervals_and_suspects_do_not_depend_on_the_default_dtype(posteriors):
+def test_intervals_and_suspects_do_not_depend_on_the_default_dtype(base, pairs):
+    wrong = pairs[1].clone()
+    wrong[7] *= 10
+    recipe = Stack([candidates.Prior(), candidates.ResidualShift()])
+    posterior = FMCPE(base, simulate, recipe=recipe).fit(pairs[0], wrong, **QUIET)
     with seeded(0):
-        posterior, theta = posteriors("residual_shift"), PRIOR.sample((20,))
+        theta = PRIOR.sample((20,))
         y = observe(theta)
 
     def found():
         interval = posterior.conformalize(theta, y, num_samples=50, seed=0).interval(0.8, x=y[:2])
-        return interval.low, interval.high, str(diagnostics.suspects(posterior, level=0.999))
+        return interval.low, interval.high, str(diagnostics.suspects(posterior))
 
     plain = found()
     with double():
         inside = found()
     assert torch.equal(inside[0], plain[0]) and torch.equal(inside[1], plain[1])
-    assert inside[2] == plain[2] and "Suspect" in plain[2]
+    assert inside[2] == plain[2] and "pair=7" in plain[2]
 
 
 def test_small_data_are_fitted_with_one_thread_and_images_with_the_callers():
