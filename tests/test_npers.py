@@ -103,9 +103,9 @@ def test_pairs_and_unlabelled_observations_count_alike_and_theta_not_at_all(pair
     monkeypatch.setattr("fmcpe.baselines.npers.fit_npe", lambda *_, penalty, **__: seen.append(penalty))
     method = baselines.NPERS(simulate, PRIOR, 100)
     theta, y = pairs
-    for arguments in ((None, y, None), (theta, y, None), (None, None, y), (theta, y[:10], y[10:])):
+    for theta_, y_, more in ((None, y, None), (theta, y, None), (None, None, y), (theta, y[:10], y[10:])):
         with pytest.raises(AttributeError):  # nothing was trained
-            method.fit(*arguments, **QUIET)
+            method.fit(theta_, y_, y_unlabelled=more, **QUIET)
     x = simulate(PRIOR.sample((50,)))
     values = [float(penalty(lambda data: data, x)) for penalty in seen]
     assert values == pytest.approx([values[0]] * 4) and values[0] > 0
@@ -123,10 +123,12 @@ def test_it_says_what_it_needs(pairs):
         ValueError, match=r"^Expected real observations for weight=1, got none\. Call fit\(y_unlabelled="
     ):
         method.fit(**QUIET)
+    with pytest.raises(ValueError, match=r"^Expected real observations for weight=1, got none"):
+        method.fit(y_unlabelled=torch.zeros(0, 3), **QUIET)
     with pytest.raises(ValueError, match=r"^Expected real observations of shape \(M, 3\).+got \(7, 2\)\. Pass one row"):
         method.fit(y_unlabelled=torch.zeros(7, 2), **QUIET)
     with pytest.raises(ValueError, match=r"^Expected y_unlabelled of shape \(M, 3\)"):
-        method.fit(*pairs, torch.zeros(7, 2), **QUIET)
+        method.fit(*pairs, y_unlabelled=torch.zeros(7, 2), **QUIET)
     with pytest.raises(ValueError, match=r"^Expected finite numbers in y_unlabelled"):
         method.fit(y_unlabelled=torch.full((5, 3), math.nan), **QUIET)
     with pytest.raises(ValueError, match=r"got weight=-1\.0\. Try weight=1"):

@@ -103,6 +103,8 @@ def given_simulations(given: tuple[Any, Any], prior: Distribution, max_failed: f
             f"Expected simulations=(theta, x) of shapes (N, {dim}) and (N, ...) with the same N, got "
             f"{tuple(theta.shape)} and {tuple(x.shape)}. Pass one row per simulation, one column per parameter."
         )
+    if len(x) == 0:
+        raise ValueError("Expected 20 or more simulations, got none. Pass more, better thousands, or a simulator.")
     outside = int((~within_support(prior, theta)).sum())
     if outside:
         raise ValueError(

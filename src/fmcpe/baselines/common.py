@@ -1,4 +1,4 @@
-"""Code shared by the baselines: wrapping a posterior, real observations without θ, and running simulations."""
+"""Code shared by the baselines: wrapping a posterior, real observations without θ, and simulations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from fmcpe._checks import as_unlabelled, parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, Rows, simulate
+from fmcpe.base_posteriors.rows import that_worked
 from fmcpe.candidates.base import Posterior, Shared, Transported
 from fmcpe.nn.embeddings import made_aware
 from fmcpe.nn.training import Training
@@ -53,6 +54,41 @@ def wrapped(
 def with_unlabelled(y: Tensor, more: Any) -> Tensor:
     """All real observations: those of the pairs, and those without θ."""
     return y if more is None else torch.cat([y, as_unlabelled(more, y)])
+
+
+def simulated_pool(
+    base: BasePosterior,
+    simulator: Callable[[Tensor], Any] | None,
+    number: int,
+    given: tuple[Any, Any] | None,
+    device: torch.device,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Finite simulations at draws of the prior, or the given ones: θ (K, p), and x (K, ...) in the shape of real data y."""
+    theta, rows = simulate(simulator, base.prior, number, given)
+    theta, x = that_worked(theta.to(device), rows[:].to(device))
+    shape = tuple(x.shape[1:])
+    if y is not None and y.shape[1:] != shape:
+        raise ValueError(
+            f"Expected y with rows of shape {shape}, as the simulations have, got y of shape {tuple(y.shape)}. Bring each row "
+            "of y into that shape, or pass simulations of its shape."
+        )
+    if base.raw_shape not in (None, x.shape[1:]):
+        raise ValueError(
+            f"Expected simulations with rows of shape {tuple(base.raw_shape or ())}, as the posterior was trained on, got "
+            f"{shape}. Pass the simulator, or simulations, that it was trained on."
+        )
+    refuse_overflow(x)
+    return theta, x
+
+
+def refuse_overflow(x: Tensor) -> None:
+    """Refuse simulations, or summaries of them, (K, ...), with a variance that single precision does not hold."""
+    if not bool(torch.isfinite(x.flatten(1).var(0)).all()):
+        raise ValueError(
+            f"Expected simulations whose variance single precision holds, got values up to {float(x.abs().max()):.3g}. Choose "
+            "a larger unit, the same for simulations and measurements, or leave out the extreme ones."
+        )
 
 
 class SimulationTrained:

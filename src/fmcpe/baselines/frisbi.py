@@ -29,6 +29,7 @@ on h(y_j), in closed form and without the transport term.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,12 +40,19 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs
+from fmcpe._options import check_whole, is_number, is_positive
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.baselines.common import shared_of, with_unlabelled, wrapped
-from fmcpe.baselines.rope import MATCHING, distinct_features, in_parts, mean_features, simulated_pool
-from fmcpe.baselines.semi_balanced import TransportMixture, column_potentials, relative_costs, semi_balanced_rows
+from fmcpe.baselines.common import shared_of, simulated_pool, with_unlabelled, wrapped
+from fmcpe.baselines.rope import MATCHING, distinct_features, in_parts, mean_features
+from fmcpe.baselines.semi_balanced import (
+    TransportMixture,
+    column_potentials,
+    mean_cost,
+    relative_costs,
+    semi_balanced_rows,
+)
 from fmcpe.candidates.base import Shared, base_of
 from fmcpe.nn.ridge import fit_ridge
 from fmcpe.nn.training import Training, train
@@ -107,7 +115,7 @@ class InductiveMixture(TransportMixture):
         """Weights of each observation over the pool, (B, K)."""
         gamma = self.gamma * mean_cost(self.features)
         features = torch.cat([self.g(rows) for rows in y.split(2000)])
-        return torch.softmax(self.potentials - relative_costs(features, self.features) / gamma, 1)
+        return torch.softmax(self.potentials - relative_costs(features, self.features, gamma) / gamma, 1)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> InductiveMixture:
@@ -119,11 +127,6 @@ class InductiveMixture(TransportMixture):
             g = AffineFeatures(torch.zeros(2, *config["raw"]))
         pool, features = (torch.zeros(config[name]) for name in ("pool", "features"))
         return cls(base_of(config, shared), shared.space, g, pool, features, torch.zeros(len(pool)), config["gamma"])
-
-
-def mean_cost(features: Tensor) -> float:
-    """The mean squared distance between two simulations, which is twice the variance."""
-    return 2 * float(features.var(0).sum())
 
 
 class FRISBI:
@@ -165,14 +168,13 @@ class FRISBI:
         device: str = "cpu",
     ) -> None:
         self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
-        if not 0 < gamma < float("inf"):
+        if not is_positive(gamma):
             raise ValueError(f"Expected a positive finite number, got gamma={gamma}. Try gamma=0.05.")
-        if not rho >= 0:
+        if not (is_number(rho, 0, math.inf) or rho == math.inf):
             raise ValueError(f"Expected a number of at least 0, got rho={rho}. Try rho=1.")
-        if not 0 <= alignment < float("inf"):
+        if not is_number(alignment, 0, math.inf):
             raise ValueError(f"Expected a finite number of at least 0, got alignment={alignment}. Try alignment=1.")
-        if num_targets < 1:
-            raise ValueError(f"Expected at least 1, got num_targets={num_targets}. Try num_targets=64.")
+        check_whole("num_targets", num_targets, 1, 64)
         self.gamma, self.rho, self.alignment, self.num_targets = float(gamma), float(rho), float(alignment), num_targets
         self.num_simulations, self.simulations = num_simulations, simulations
         self.training, self.device = training or MATCHING, torch.device(device)
@@ -192,8 +194,8 @@ class FRISBI:
         Args:
             theta: Physical parameters, (N, p), inside the prior's support.
             y: Real measurements at these parameters, (N, ...), shaped like the simulator's output.
-            y_unlabelled: Real measurements at unknown parameters, (M, ...); they take part in the transport.
             x: Simulations at `theta`, shaped like y; used in place of fresh ones.
+            y_unlabelled: Real measurements at unknown parameters, (M, ...); they take part in the transport.
             seed: Makes the fit reproducible; torch's global generator is restored.
             show_progress_bars: Whether to show progress after two seconds.
         """
@@ -201,19 +203,20 @@ class FRISBI:
         real = with_unlabelled(y, y_unlabelled)
         started = time.perf_counter()
         with settled(), seeded(seed), torch.no_grad():
-            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, y, self.device)
+            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, self.device, y)[1]
             theta, y, real = theta.to(self.device), y.to(self.device), real.to(self.device)
             embedding = self.base.embedding
             h = FlatStandardiser(pool) if embedding is None else copy.deepcopy(embedding)
             features = distinct_features(h, pool, embedding is not None)
+            unit = mean_cost(features)
+            relative_costs(in_parts(h, real), features, self.gamma * unit)  # an error now, not in the training
             targets = mean_features(h, self.simulator, theta, x, self.num_targets, "FRISBI")
             g = _ridge_map(pool, y, targets) if embedding is None else copy.deepcopy(h).eval()
             history: dict[str, list[float]] = {}
             if embedding is not None:
                 with torch.enable_grad():
                     history = self._align(g, y, targets, real, features, show_progress_bars)
-            unit = mean_cost(features)
-            costs = relative_costs(in_parts(g, real), features)
+            costs = relative_costs(in_parts(g, real), features, self.gamma * unit)
             potentials = column_potentials(costs, self.gamma * unit, self.rho * unit)
             working, shared = self.base.summarised(), shared_of(self.base)
             space, frozen = shared.space.to(self.device), g.requires_grad_(False)

@@ -29,6 +29,7 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
 from fmcpe._checks import as_tensor, finite_rows, parameter_dim
+from fmcpe._options import is_number
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, Penalty, Rows, Summarise, fit_npe
@@ -79,7 +80,7 @@ class NPERS(SimulationTrained):
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
         self.domain_randomisation = False  # robust by the penalty alone
-        if not 0 <= weight < math.inf:
+        if not is_number(weight, 0, math.inf):
             raise ValueError(f"Expected a finite number of at least 0, got weight={weight}. Try weight=1.")
         if embedding_net is not None and not has_weights(embedding_net):
             raise ValueError(
@@ -161,12 +162,13 @@ def mmd2_between(s: Tensor, t: Tensor, widths: tuple[float, ...] = (0.5, 1.0, 2.
 
 
 def _real(y: Any, y_unlabelled: Any) -> Tensor | None:
-    """All real observations, with or without θ."""
+    """All real observations, with or without θ; None if there is not one."""
     name, first, more = ("y_unlabelled", y_unlabelled, None) if y is None else ("y", y, y_unlabelled)
     if first is None:
         return None
     real = as_tensor(first, name, rows=5)
-    return with_unlabelled(real[:, None] if real.ndim == 1 else real, more)
+    real = with_unlabelled(real[:, None] if real.ndim == 1 else real, more)
+    return real if len(real) else None
 
 
 def _default_embedding(x: Rows, features: int) -> nn.Module:

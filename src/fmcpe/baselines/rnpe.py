@@ -34,11 +34,11 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
 from fmcpe._checks import as_observations
+from fmcpe._options import check_whole
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.base_posteriors.npe import simulate
-from fmcpe.baselines.common import shared_of, wrapped
+from fmcpe.baselines.common import shared_of, simulated_pool, wrapped
 from fmcpe.baselines.nnpe import SpikeAndSlab
 from fmcpe.baselines.scale_mixtures import (
     Summaries,
@@ -208,8 +208,11 @@ class RNPE:
         device: str = "cpu",
     ) -> None:
         self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
-        if max_components < 1:
-            raise ValueError(f"Expected at least 1, got max_components={max_components}. Try max_components=16.")
+        check_whole("max_components", max_components, 1, 16)
+        if not isinstance(error, SpikeAndSlab | None):
+            raise TypeError(
+                f"Expected a SpikeAndSlab as error, got a {type(error).__name__}. Try error=SpikeAndSlab()."
+            )
         self.error, self.max_components = error or SpikeAndSlab(), max_components
         self.num_simulations, self.simulations, self.device = num_simulations, simulations, torch.device(device)
         self._fitted: CorrectedPosterior | None = None
@@ -227,8 +230,8 @@ class RNPE:
         """
         started = time.perf_counter()
         with settled(), seeded(seed), torch.no_grad():
-            rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)[1]
-            pool = rows[slice(self.num_simulations)].to(self.device)
+            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, self.device)[1]
+            pool = pool[: self.num_simulations]
             summaries = summaries_of(self.base, pool, "RNPE").to(self.device)
             mixture = _mixture(summaries(pool).cpu().numpy(), self.max_components)
             weights, means, covariances = (torch.as_tensor(part, device=self.device) for part in mixture)
@@ -262,6 +265,11 @@ class RNPE:
 
 def _mixture(s: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights, means and covariances of the mixture of normals of lowest BIC, of 1, 2, 4, ... components."""
+    if len(s) <= s.shape[1]:
+        raise ValueError(
+            f"Expected more simulations than summaries for RNPE, got {len(s)} of {s.shape[1]} numbers. Pass more, better "
+            "thousands."
+        )
     best, number = None, 1
     while number <= most and number * s.shape[1] < len(s):
         model = GaussianMixture(number, reg_covar=1e-5, max_iter=50, random_state=int(torch.randint(2**31, ())))

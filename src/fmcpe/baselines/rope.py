@@ -21,6 +21,7 @@ seeds that no benchmark uses.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,14 +31,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_pairs, finite_rows
+from fmcpe._checks import as_pairs
+from fmcpe._options import check_whole, is_number, is_positive
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.base_posteriors.base import BasePosterior
-from fmcpe.base_posteriors.npe import simulate
-from fmcpe.baselines.common import shared_of, wrapped
-from fmcpe.baselines.semi_balanced import TransportMixture
+from fmcpe.baselines.common import refuse_overflow, shared_of, simulated_pool, wrapped
+from fmcpe.baselines.semi_balanced import TransportMixture, mean_cost, relative_costs
 from fmcpe.nn.training import Training, train
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.spaces import FlatStandardiser
@@ -87,12 +87,11 @@ class RoPE:
         device: str = "cpu",
     ) -> None:
         self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
-        if not 0 < gamma < float("inf"):
+        if not is_positive(gamma):
             raise ValueError(f"Expected a positive finite number, got gamma={gamma}. Try gamma=0.05.")
-        if not rho >= 0:
+        if not (is_number(rho, 0, math.inf) or rho == math.inf):
             raise ValueError(f"Expected a number of at least 0, got rho={rho}. Try rho=1.")
-        if num_targets < 1:
-            raise ValueError(f"Expected at least 1, got num_targets={num_targets}. Try num_targets=64.")
+        check_whole("num_targets", num_targets, 1, 64)
         self.gamma, self.rho, self.num_targets = float(gamma), float(rho), num_targets
         self.num_simulations, self.simulations = num_simulations, simulations
         self.training, self.device = training or MATCHING, torch.device(device)
@@ -112,10 +111,11 @@ class RoPE:
         theta, y, x = as_pairs(theta, y, x, self.base.prior, self.base.raw_shape)
         started = time.perf_counter()
         with settled(), seeded(seed), torch.no_grad():
-            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, y, self.device)
+            pool = simulated_pool(self.base, self.simulator, self.num_simulations, self.simulations, self.device, y)[1]
             theta, y = theta.to(self.device), y.to(self.device)
             h = FlatStandardiser(pool) if self.base.embedding is None else copy.deepcopy(self.base.embedding)
             g, features = copy.deepcopy(h).eval(), distinct_features(h, pool, self.base.embedding is not None)
+            relative_costs(in_parts(h, y), features, self.gamma * mean_cost(features))  # an error now, not at a draw
             history: dict[str, list[float]] = {}
             if self.base.embedding is not None:
                 targets = mean_features(h, self.simulator, theta, x, self.num_targets, "RoPE")
@@ -148,28 +148,10 @@ class RoPE:
         return train(g, loss, y.shape[0], self.training, "RoPE's embedding", show_progress_bars)
 
 
-def simulated_pool(
-    base: BasePosterior,
-    simulator: Callable[[Tensor], Any] | None,
-    number: int,
-    given: tuple[Any, Any] | None,
-    y: Tensor,
-    device: torch.device,
-) -> Tensor:
-    """Finite simulations at draws of the prior, or the given ones, of the shape of y: (K, ...)."""
-    pool = simulate(simulator, base.prior, number, given)[1][:].to(device)
-    pool = pool[finite_rows(pool)]
-    if pool.shape[1:] != y.shape[1:]:
-        raise ValueError(
-            f"Expected y with rows of shape {tuple(pool.shape[1:])}, as the simulations have, got y of shape "
-            f"{tuple(y.shape)}. Bring each row of y into that shape, or pass simulations of its shape."
-        )
-    return pool
-
-
 def distinct_features(h: nn.Module, pool: Tensor, embedded: bool) -> Tensor:
     """H of the pool, (K, d); an error if it is the same for all."""
     features = in_parts(h, pool)
+    refuse_overflow(features)
     if not bool((features != features[0]).any()):
         raise ValueError(
             f"Expected features that differ between simulations, got the same {'embedding of x' if embedded else 'raw data'} "

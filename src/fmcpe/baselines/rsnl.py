@@ -37,10 +37,10 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
 from fmcpe._checks import as_observations
+from fmcpe._options import is_positive
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.base_posteriors.npe import simulate
-from fmcpe.baselines.common import shared_of, wrapped
+from fmcpe.baselines.common import shared_of, simulated_pool, wrapped
 from fmcpe.baselines.gaussian_likelihood import GaussianLikelihood
 from fmcpe.baselines.scale_mixtures import (
     Summaries,
@@ -270,7 +270,7 @@ class RSNL:
         device: str = "cpu",
     ) -> None:
         self.base, self.simulator = as_base_posterior(posterior, prior).to(device), simulator
-        if not 0 < shrinkage < float("inf"):
+        if not is_positive(shrinkage):
             raise ValueError(f"Expected a positive finite number, got shrinkage={shrinkage}. Try shrinkage=0.3.")
         self.shrinkage, self.training = float(shrinkage), training or LIKELIHOOD
         self.num_simulations, self.simulations, self.device = num_simulations, simulations, torch.device(device)
@@ -289,14 +289,15 @@ class RSNL:
         """
         started = time.perf_counter()
         with settled(), seeded(seed):
-            parameters, rows = simulate(self.simulator, self.base.prior, self.num_simulations, self.simulations)
-            some = slice(self.num_simulations)
-            pool = rows[some].to(self.device)
+            parameters, pool = simulated_pool(
+                self.base, self.simulator, self.num_simulations, self.simulations, self.device
+            )
+            parameters, pool = parameters[: self.num_simulations], pool[: self.num_simulations]
             shared = shared_of(self.base)
             shared.space.to(self.device)
             with torch.no_grad():
                 summaries = summaries_of(self.base, pool, "RSNL").to(self.device)
-                z, s = shared.space.to_z_safely(parameters[some].to(self.device)), summaries(pool).float()
+                z, s = shared.space.to_z_safely(parameters), summaries(pool).float()
             likelihood = GaussianLikelihood(z.shape[1], s.shape[1]).to(self.device)
             likelihood.start(z, s)
             history = train(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe.base_posteriors.base import BasePosterior
+from fmcpe.baselines.common import refuse_overflow
 from fmcpe.spaces import FlatStandardiser
 
 MAX_SUMMARIES = 64
@@ -115,8 +116,15 @@ class Summaries(nn.Module):
         self.register_buffer("varies", spread)
 
     def of(self, summary: Tensor) -> Tensor:
-        """Summaries of what the base posterior takes, (B, ...) -> (B, d), in double precision."""
-        return self.scale(summary)[:, self.varies].double().clamp(-CLIP, CLIP)
+        """Summaries of what the base posterior takes, (B, ...) -> (B, d), in double precision; an error where one is NaN."""
+        s = self.scale(summary)[:, self.varies].double().clamp(-CLIP, CLIP)
+        bad = s.isnan().any(1)
+        if bool(bad.any()):
+            raise ValueError(
+                f"Expected summaries that are numbers, got NaN for {int(bad.sum())} of {len(bad)} row(s): values in the "
+                "embedding overflow. Check the unit of the data, and remove extreme values."
+            )
+        return s
 
     def forward(self, y: Tensor) -> Tensor:
         """Summaries of raw data, (B, ...) -> (B, d)."""
@@ -133,7 +141,9 @@ class Summaries(nn.Module):
 
 def summaries_of(base: BasePosterior, pool: Tensor, method: str) -> Summaries:
     """The summaries of `RNPE` and `RSNL`, made from raw simulations (K, ...); an error if there are too many or none."""
-    found = Summaries(base, base.summarised().summarise(pool))
+    simulated = base.summarised().summarise(pool)
+    refuse_overflow(simulated)
+    found = Summaries(base, simulated)
     number = int(found.varies.sum())
     if not 1 <= number <= MAX_SUMMARIES:
         what = "that vary between simulations" if number == 0 else f"of at most {MAX_SUMMARIES} numbers"

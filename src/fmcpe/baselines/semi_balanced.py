@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmcpe._checks import finite_rows
 from fmcpe._errors import FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.base import BasePosterior
@@ -38,15 +39,27 @@ _ABSORB = 20.0  # largest |ψ - absorbed ψ|: e^20 is safe in single precision
 _FLOOR = 1e-30  # of column sums that underflow; the next absorption restores them
 
 
-def relative_costs(a: Tensor, b: Tensor) -> Tensor:
+def mean_cost(features: Tensor) -> float:
+    """The mean squared distance between two simulations, which is twice the variance."""
+    return 2 * float(features.var(0).sum())
+
+
+def relative_costs(a: Tensor, b: Tensor, gamma: float = 1.0) -> Tensor:
     """|a_i - b_k|² up to a constant per row, for a (n, d) and b (K, d): (n, K).
 
     A plan with exact rows is invariant to row constants. Omitting |a_i|² avoids cancellation for observations far from all
-    simulations.
+    simulations. Observations whose distances, divided by γ, overflow are an error.
     """
     centre = b.mean(0)
     a, b = a - centre, b - centre
-    return torch.addmm(b.square().sum(1).expand(a.shape[0], -1), a, b.T, alpha=-2.0)
+    costs = torch.addmm(b.square().sum(1).expand(a.shape[0], -1), a, b.T, alpha=-2.0)
+    ok = finite_rows(costs / gamma)
+    if not bool(ok.all()):
+        raise ValueError(
+            f"Expected observations at finite distances from the simulations, got {int((~ok).sum())} of {len(ok)} so far away "
+            "that numbers overflow. Check their units, and remove extreme values."
+        )
+    return costs
 
 
 def semi_balanced_rows(
@@ -94,7 +107,7 @@ def column_potentials(
         before, error = error, float((mass * (step - (mass * step).sum()).abs()).sum())
         relaxation = relaxation if error < 2 * before else 1.0
         psi = psi + relaxation * step
-        if error < tolerance * (1 - 0.9 * tau):
+        if not error >= tolerance * (1 - 0.9 * tau):  # an error of NaN, which costs that overflow give, stays NaN
             break
     else:
         warnings.warn(
@@ -152,9 +165,8 @@ class TransportMixture(Transported):
     def plan(self, y: Tensor) -> Tensor:
         """Weights of each observation over the pool, (B, K), from one plan for the batch and the calibration observations."""
         batch = torch.cat([self.g(rows) for rows in y.split(2000)])
-        # the mean of |b_k - b_l|² is twice the variance, so the matrix is not needed
-        unit = 2 * float(self.features.var(0).sum())
-        cost = relative_costs(torch.cat([batch, self.company]), self.features)
+        unit = mean_cost(self.features)
+        cost = relative_costs(torch.cat([batch, self.company]), self.features, self.gamma * unit)
         return semi_balanced_rows(cost, self.gamma * unit, self.rho * unit)[: y.shape[0]]
 
     def source(self, y: Tensor, n: int) -> Tensor:
