@@ -120,7 +120,8 @@ def test_frisbi_says_what_it_needs(well_specified, base_with_embedding, pairs):
         ValueError, match=r"Call FRISBI\(posterior, simulator\), or fit\(theta, y, x=simulations_at_theta\)"
     ):
         given.fit(*calibration, **QUIET)
-    assert given.fit(*calibration, x=task.simulator(calibration[0]), **QUIET).sample((5,), x=y[0]).shape == (5, 1)
+    # the third argument is x, as of RoPE and FMCPE
+    assert given.fit(*calibration, task.simulator(calibration[0]), **QUIET).sample((5,), x=y[0]).shape == (5, 1)
 
 
 @pytest.mark.parametrize("option", [{"gamma": 0.0}, {"rho": -1.0}, {"num_targets": 0}, {"alignment": -1.0}])

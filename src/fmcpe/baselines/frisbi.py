@@ -183,9 +183,9 @@ class FRISBI:
         self,
         theta: Any,
         y: Any,
-        y_unlabelled: Any = None,
         x: Any = None,
         *,
+        y_unlabelled: Any = None,
         seed: int | None = None,
         show_progress_bars: bool = True,
     ) -> CorrectedPosterior:

@@ -93,8 +93,8 @@ class NPERS(SimulationTrained):
         self,
         theta: Any = None,
         y: Any = None,
-        y_unlabelled: Any = None,
         *,
+        y_unlabelled: Any = None,
         seed: int | None = None,
         show_progress_bars: bool = True,
     ) -> CorrectedPosterior:
