@@ -3,8 +3,9 @@
 import pytest
 import torch
 from conftest import PRIOR, simulate
+from torch import nn
 
-from fmcpe import baselines
+from fmcpe import baselines, train_npe
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.nn.training import Training
 
@@ -101,6 +102,9 @@ def test_options_that_are_no_numbers_are_refused(value, base):
             "gamma": lambda: baselines.FRISBI(base, simulate, gamma=value),
             "rho": lambda: baselines.RoPE(base, simulate, rho=value),
             "shrinkage": lambda: baselines.RSNL(base, simulate, shrinkage=value),
+            "pair_weight": lambda: baselines.JNPE(simulate, PRIOR, pair_weight=value),
+            "slab": lambda: baselines.SpikeAndSlab(slab=value),
+            "gaussian_summaries": lambda: train_npe(simulate, PRIOR, 100, nn.Linear(3, 2), gaussian_summaries=value),
             "weight": lambda: baselines.NPERS(simulate, PRIOR, weight=value, training=BRIEF),
         }
     for name, make in makers.items():

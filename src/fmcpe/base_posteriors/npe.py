@@ -24,6 +24,7 @@ from torch.distributions import Distribution
 from fmcpe._ambient import settled
 from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse
 from fmcpe._names import Names, as_names, columns_of, in_order
+from fmcpe._options import is_number
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.domain_randomisation import distort, draw_levels, on_a_baseline
 from fmcpe.base_posteriors.rows import Rows, SimulationsOnDemand, refuse_no_pair, simulate, that_worked
@@ -188,7 +189,7 @@ def train_npe(
                 f'Expected embedding_net="auto", a torch.nn.Module or None, got a {type(embedding_net).__name__}. Write a '
                 "function as the forward method of a torch.nn.Module."
             )
-        if not 0 <= gaussian_summaries < math.inf:
+        if not is_number(gaussian_summaries, 0, math.inf):
             raise ValueError(
                 f"Expected a finite number of at least 0, got gaussian_summaries={gaussian_summaries}. Try "
                 "gaussian_summaries=10."

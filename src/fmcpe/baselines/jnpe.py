@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
 from fmcpe._checks import as_pairs, as_tensor, refuse_missing
+from fmcpe._options import is_positive
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, Rows, SimulationsOnDemand, fit_npe
@@ -55,7 +56,7 @@ class JNPE(SimulationTrained):
         device: str = "cpu",
     ) -> None:
         super().__init__(simulator, prior, num_simulations, embedding_net, simulations, flow, training, device)
-        if not 0 < pair_weight < float("inf"):
+        if not is_positive(pair_weight):
             raise ValueError(f"Expected a positive finite number, got pair_weight={pair_weight}. Try pair_weight=1.")
         self.pair_weight = pair_weight
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
+from fmcpe._options import is_number
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, fit_npe
@@ -50,7 +51,7 @@ class SpikeAndSlab:
     def __post_init__(self) -> None:
         for name, most in (("slab_probability", 1.0), ("spike", math.inf), ("slab", math.inf)):
             value = getattr(self, name)
-            if not 0 <= value <= most or (name == "slab" and value == 0):
+            if not is_number(value, 0, most) or (name == "slab" and value == 0):
                 raise ValueError(f"Expected a positive number of at most {most}, got {name}={value}. Try {name}=0.1.")
 
     def __call__(self, data: Tensor, scale: Tensor) -> Tensor:
