@@ -1,7 +1,9 @@
 """A store on a bad disk: pages that rot, disks that are full, files of base posteriors that changed."""
 
 import errno
+import gzip
 import io
+import json
 import os
 import sqlite3
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 
 from fmcpe import FileError
 from fmcpe.bench.progress import Progress
+from fmcpe.bench.restore import restore
 from fmcpe.bench.results import Results
 from fmcpe.bench.run import run
 from fmcpe.bench.store import Result, Store
@@ -172,3 +175,11 @@ def test_a_kept_run_goes_on_in_a_new_directory(tmp_path, capsys):
     (kept / "units.json.gz").write_bytes(b"torn")
     assert main(["bench", "restore", str(kept), "--out", str(second)]) == 2
     assert "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["unit", "seconds", "metrics", "versions"])
+def test_kept_units_with_values_of_a_wrong_type_are_refused(tmp_path, name):
+    row = {"unit": UNITS[0].to_json(), "seconds": 1.0, "metrics": {}, "versions": {}} | {name: None}
+    (tmp_path / "units.json.gz").write_bytes(gzip.compress(json.dumps([row]).encode()))
+    with pytest.raises(FileError, match=r"^Expected finished units in .+, got other content\. Fetch it again"):
+        restore(tmp_path, tmp_path / "run")

@@ -77,7 +77,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
         kept = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise FileError(f"Expected finished units in {path}, got a damaged file ({error}). Fetch it again.") from error
-    keys = {"unit", "seconds", "metrics", "versions"}
-    if not isinstance(kept, list) or not all(isinstance(each, dict) and keys <= set(each) for each in kept):
+    if not isinstance(kept, list) or not all(isinstance(each, dict) and _is_unit(each) for each in kept):
         raise FileError(f"Expected finished units in {path}, got other content. Fetch it again.")
     return kept
+
+
+def _is_unit(each: dict[str, Any]) -> bool:
+    """Whether the values have the types that a store keeps."""
+    types = {"unit": str, "seconds": int | float, "metrics": dict, "versions": dict}
+    return all(isinstance(each.get(name), kind) for name, kind in types.items())
