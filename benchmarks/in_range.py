@@ -3,7 +3,7 @@
     python benchmarks/in_range.py docs/images/in-range.png
 
     python benchmarks/in_range.py --few                     p-values with two, three and five pairs, a thousand deviations away
-    python benchmarks/in_range.py --unlike                  series of `pendulum` that are none, through a learned embedding
+    python benchmarks/in_range.py --unlike                  damaged series of `pendulum`, with and without a look at raw data
 
 A default fit on 30 pairs of `gaussian`. Real observations are moved by a number of standard deviations of the pairs' data, each
 in a random direction. The lower panel shows the mean posterior standard deviation in units of the prior's; the answer out
@@ -51,11 +51,17 @@ def unlike():
         noise, order, broken = 5 * torch.randn_like(y), torch.randperm(y.shape[1]), y.clone()
     broken[:, 50] += 100
     damaged = {"noise instead": noise, "times shuffled": y[:, order], "one number off by 100": broken}
-    for name, rows in ({"as they are": y} | damaged | {"x 10": 10 * y, "x 1000": 1000 * y}).items():
-        found = posterior.check(rows)
-        draws = posterior.sample_batched((300,), x=rows, seed=0, show_progress_bars=False)
-        width = draws.std(0).median(0).values / task.prior.sample((5000,)).std(0)
-        print(f"{name:22s} out of range {float(found.out_of_range.float().mean()):.1%}, std / prior's {width.tolist()}")
+    for raw in (posterior.inner.raw, None):
+        posterior.inner.raw = raw
+        print("with raw data" if raw else "summaries alone")
+        for name, rows in ({"as they are": y} | damaged | {"x 10": 10 * y, "x 1000": 1000 * y}).items():
+            posterior.inner._last._last = None
+            found = posterior.check(rows)
+            draws = posterior.sample_batched((300,), x=rows, seed=0, show_progress_bars=False)
+            width = draws.std(0).median(0).values / task.prior.sample((5000,)).std(0)
+            print(
+                f"{name:22s} out of range {float(found.out_of_range.float().mean()):.1%}, std / prior's {width.tolist()}"
+            )
 
 
 def main():

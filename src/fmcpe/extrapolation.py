@@ -1,7 +1,8 @@
 r"""Far from the pairs, the posterior returns to the prior: w(y) = (1 - λ(y)) w + λ(y) e_prior, 1 - λ = (1 - λ_x)(1 - λ_v).
 
-**Data.** With p the p-value of the distance of y's summary to those of the pairs, or to those of all real observations if some
-have no θ and that one is smaller (`fmcpe.in_range`), λ_x = p_0 / (p_0 + p).
+**Data.** With p the smallest of the p-values of the distance of y's summary to those of the pairs, to those of all real
+observations if some have no θ (`fmcpe.in_range`), and of the raw y to those of the pairs where the summary does not show all of
+it (`fmcpe.raw_range`), λ_x = p_0 / (p_0 + p).
 
 **Spread.** A posterior out of range must not be sharper than one in range. λ_v is the smallest share of the prior for which
 the standard deviation of each parameter, its central 68 % interval and its shortest 50 % interval, in physical and in
@@ -16,6 +17,7 @@ parameter i returns to the prior, and the others follow (`fmcpe.unmeasured`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +28,7 @@ from fmcpe.candidates.base import Posterior, Remembered, Shared
 from fmcpe.candidates.prior import PriorPosterior
 from fmcpe.in_range import Range, RangeCheck, student_tail
 from fmcpe.problem import Problem
+from fmcpe.raw_range import RawRange, known_columns
 from fmcpe.serialization.registry import from_config, to_config
 from fmcpe.spread import share_needed, spreads
 from fmcpe.unmeasured import Moments, largest_sets, with_prior
@@ -42,6 +45,7 @@ class WithinRange(Posterior):
         shared: Base posterior, prior and space.
         typical: Median spreads of the answers at the pairs (`fmcpe.spread`); None for files of earlier versions.
         real: Reference distribution of all real observations, with θ and without; None if all have θ.
+        raw: Reference distribution of the pairs' raw data; None where the summaries show all of them, and without simulations.
     """
 
     least: ClassVar[int] = 128
@@ -58,9 +62,11 @@ class WithinRange(Posterior):
         shared: Problem | Shared,
         typical: list[float] | None = None,
         real: Range | None = None,
+        raw: RawRange | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.usual, self.simulated, self.real, self.p_half = inner, usual, simulated, real, half
+        self.inner, self.usual, self.simulated, self.p_half = inner, usual, simulated, half
+        self.real, self.raw = real, raw
         self.prior = PriorPosterior(shared.target_prior, shared.space)
         self.register_buffer("measured", torch.zeros(4, shared.space.dim))
         self.base, self._last, self._last_moments = shared.base.summarised(), Remembered(), Remembered()
@@ -94,7 +100,9 @@ class WithinRange(Posterior):
         simulated = None if bank is None else Range.of(bank)
         usual = Range.of(seen, bank)
         real = None if problem.unlabelled is None else Range.of(torch.cat([seen, problem.unlabelled.flatten(1)]), bank)
-        out = cls(inner, usual, simulated, half, problem, real=real).to(problem.z.device)
+        shown = problem.y[0].numel() <= usual.matrix.shape[1] and problem.summarised is problem.base
+        raw = None if shown or problem.bank_x is None else RawRange.of(problem.y[rows], problem.bank_x)
+        out = cls(inner, usual, simulated, half, problem, real=real, raw=raw).to(problem.z.device)
         if draws is not None:
             out.typical = spreads(draws[rows], problem.space).median(0).values.tolist()
         number, tails = len(z), torch.tensor([0.01, 0.99], device=problem.pool.device)
@@ -139,19 +147,21 @@ class WithinRange(Posterior):
         return ramp * out
 
     def p_values(self, y: Tensor) -> Tensor:
-        """P-value of the distance to the pairs, or to all real observations if that is smaller, (B,)."""
-        seen = self.base.summarise(y).flatten(1)
-        p = self.usual.p_values(seen)
-        return p if self.real is None else torch.minimum(p, self.real.p_values(seen))
+        """The smallest p-value of each observation, (B,)."""
+        return self._compared(y).p_values
 
     def check(self, y: Tensor) -> RangeCheck:
         """Whether observations (B, ...) are like the pairs, like all real observations, and like simulations."""
+        return replace(self._compared(y), prior_share=self.share_of_prior(y).clone())
+
+    def _compared(self, y: Tensor) -> RangeCheck:
+        """P-values of observations (B, ...)."""
         seen = self.base.summarise(y).flatten(1)
         unknown = torch.full((len(y),), torch.nan, device=seen.device)
         simulated = unknown if self.simulated is None else self.simulated.p_values(seen)
         real = None if self.real is None else self.real.p_values(seen)
-        share = self.share_of_prior(y).clone()
-        return RangeCheck(self.usual.p_values(seen), self.usual.conformal(seen), simulated, share, real)
+        raw = None if self.raw is None else self.raw.p_values(y)
+        return RangeCheck(self.usual.p_values(seen), self.usual.conformal(seen), simulated, unknown, real, raw=raw)
 
     def share_by_theta(self, y: Tensor, draws: int = 64) -> Tensor:
         """λ_i(y), (B, p); computed from fixed draws of the base posterior."""
@@ -228,7 +238,7 @@ class WithinRange(Posterior):
             "before": self.usual.before, "spreads": self.typical,
         } | ({} if self.real is None else {"real_before": self.real.before}) | (
             {"constant": constant} if any(constant) else {}
-        )  # fmt: skip
+        ) | ({} if self.raw is None else {"raw": self.raw.to_config()})  # fmt: skip
 
     @classmethod
     def from_config(cls, config: dict[str, Any], shared: Shared) -> WithinRange:
@@ -238,15 +248,13 @@ class WithinRange(Posterior):
         ]
         for found, columns in zip(ranges, config.get("constant", ()), strict=False):  # only if there are any
             if found is not None:
-                if not all(type(k) is int and 0 <= k < len(found.mean) for k in columns):
-                    raise ValueError(f"Expected columns of {len(found.mean)} summaries, got {columns}.")
-                found.constant = tuple(columns)
+                found.constant = known_columns(columns, len(found.mean))
         usual, simulated, *others = ranges
         assert usual is not None
         real = others[0] if others else None
         for each, name in ((usual, "before"), (real, "real_before")):  # files of earlier versions have neither
             if each is not None and config.get(name) is not None:
                 each.before = tuple(config[name])
-        return cls(
-            from_config(config["inner"], shared), usual, simulated, config["half"], shared, config.get("spreads"), real
-        )
+        raw = RawRange.from_config(config["raw"]) if "raw" in config else None
+        inner, typical = from_config(config["inner"], shared), config.get("spreads")
+        return cls(inner, usual, simulated, config["half"], shared, typical, real, raw)

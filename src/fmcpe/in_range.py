@@ -105,6 +105,7 @@ class RangeCheck:
         simulations: P-value of the distance to simulations from the prior; NaN without a simulator.
         prior_share: Weight of the prior, for the parameter that has most of it.
         real: P-value of the distance to all real observations, with θ and without; None if all have θ.
+        raw: P-value of the raw data against those of the pairs; None where the summaries show all of them.
         level: P-value below which an observation is called out of range.
     """
 
@@ -114,11 +115,12 @@ class RangeCheck:
     prior_share: Tensor
     real: Tensor | None = None
     level: float = 1e-3
+    raw: Tensor | None = None
 
     @property
     def p_values(self) -> Tensor:
-        """The smaller one of `pairs` and `real`."""
-        return self.pairs if self.real is None else torch.minimum(self.pairs, self.real)
+        """The smallest one of `pairs`, `real` and `raw`."""
+        return torch.stack([each for each in (self.pairs, self.real, self.raw) if each is not None]).amin(0)
 
     @property
     def out_of_range(self) -> Tensor:
@@ -130,10 +132,15 @@ class RangeCheck:
             each.tolist()
             for each in (self.out_of_range, self.pairs, self.conformal, self.simulations, self.prior_share)
         ]
-        real = [f"p = {p:.2g} against all real data; " for p in ([] if self.real is None else self.real.tolist())]
+        others = {"all real data": self.real, "their raw data": self.raw}
+        known = {name: each.tolist() for name, each in others.items() if each is not None}
+        more = [
+            "".join(f"p = {each[i]:.2g} against {name}; " for name, each in known.items())
+            for i in range(len(columns[0]))
+        ]
         return "\n".join(
             f"observation {i}: {'out of range' if out else 'in range'} (p = {p:.2g}, conformal p = {c:.2g} against the pairs; "
-            f"{real[i] if real else ''}p = {s:.2g} against simulations); the prior has weight {share:.2g}"
+            f"{more[i]}p = {s:.2g} against simulations); the prior has weight {share:.2g}"
             for i, (out, p, c, s, share) in enumerate(zip(*columns, strict=True))
         )
 

@@ -170,8 +170,9 @@ def _range(content: Content) -> str:
     out = ""
     if content.observations is not None and content.check is not None and content.quantiles is not None:
         head = ["observation", "in range", "p (pairs)", "conformal p", "share of prior", *content.labels]
-        if content.check.real is not None:
-            head.insert(3, "p (all real data)")
+        found = {"p (all real data)": content.check.real, "p (raw data)": content.check.raw}
+        others = {name: p for name, p in found.items() if p is not None}
+        head[3:3] = others
         rows = []
         number = len(content.observations)
         for b in range(min(number, SHOWN)):
@@ -188,8 +189,7 @@ def _range(content: Content) -> str:
                     f"{float(content.check.conformal[b]):.2g}", percent(float(content.check.prior_share[b])), *ends,
                 ]
             )  # fmt: skip
-            if content.check.real is not None:
-                rows[-1].insert(3, f"{float(content.check.real[b]):.2g}")
+            rows[-1][3:3] = [f"{float(p[b]):.2g}" for p in others.values()]
         out += table(head, rows)
         if number > SHOWN:
             far = int(content.check.out_of_range.sum())
