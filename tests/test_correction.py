@@ -376,6 +376,17 @@ def test_twenty_thousand_rows_are_drawn_in_chunks(posteriors, monkeypatch):
         assert sum(seen) == 20_000
 
 
+def test_single_draws_of_many_observations_need_bounded_memory(posteriors, monkeypatch):
+    """A stack makes at least 128 draws for each observation, however few are asked for."""
+    posterior, seen = posteriors("residual_shift"), []
+    mixture = posterior.inner.inner
+    draw = mixture.sample
+    monkeypatch.setattr(mixture, "sample", lambda y, n: seen.append(len(y) * n) or draw(y, n))
+    monkeypatch.setattr(posterior, "max_numbers", 12_000)
+    assert posterior.sample_batched((1,), x=torch.zeros(200, 3), seed=0).shape == (1, 200, 2)
+    assert max(seen) <= 4000 and sum(seen) == 128 * 200
+
+
 def test_the_x_source_has_the_spread_it_says(posteriors):
     chain = posteriors("joint").inner
     condition = chain.condition(torch.zeros(1, 3))

@@ -3,8 +3,20 @@
 import pytest
 import torch
 from sbi.utils import BoxUniform, MultipleIndependent
-from torch.distributions import Exponential, MultivariateNormal, Normal
+from torch.distributions import (
+    Categorical,
+    Cauchy,
+    Dirichlet,
+    Exponential,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    Poisson,
+    constraints,
+)
 
+from fmcpe import FMCPE, train_npe
 from fmcpe.spaces import ParameterSpace, Standardiser
 
 PRIORS = {
@@ -67,3 +79,40 @@ def test_standardiser_leaves_constants_alone():
     z = scale(data)
     assert torch.allclose(z.std(0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
     assert torch.allclose(scale.inverse(z), data, atol=1e-4)
+
+
+class Bimodal(MixtureSameFamily):
+    """As the error advises."""
+
+    support = constraints.independent(constraints.real, 1)
+
+
+TWO_MODES = Categorical(torch.ones(2)), MultivariateNormal(torch.tensor([[-4.0, 0.0], [4.0, 0.0]]), torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("prior", "found"),
+    [
+        (Dirichlet(torch.ones(3)), "got Dirichlet"),
+        (MixtureSameFamily(*TWO_MODES), "got MixtureSameFamily"),
+        (Independent(Cauchy(torch.zeros(2), torch.ones(2)), 1), "got Independent"),
+        (MultipleIndependent([Poisson(torch.ones(1)), Normal(torch.zeros(1), torch.ones(1))]), "got discrete ones"),
+    ],
+)
+def test_priors_without_an_invertible_map_are_refused_before_anything_is_simulated(prior, found):
+    def never(*arguments):
+        raise AssertionError("simulated")
+
+    def draws(x, n):
+        return prior.sample((n,))
+
+    for attempt in (lambda: train_npe(never, prior, 100), lambda: FMCPE(draws, never, prior)):
+        with pytest.raises(ValueError, match=rf"support has an invertible map to R\^p, {found}"):
+            attempt()
+
+
+def test_a_mixture_with_the_advised_support_is_a_prior():
+    prior = Bimodal(*TWO_MODES)
+    space = ParameterSpace.of(prior)
+    theta = prior.sample((100,))
+    assert torch.allclose(space.to_theta(space.to_z(theta)), theta, atol=1e-5)

@@ -412,6 +412,26 @@ def test_what_cannot_be_fitted_is_skipped_and_says_why(pairs):
     assert "same θ" in alone.record.skipped["residual_shift"]
 
 
+class Diverged(candidates.Prior):
+    """Its draws of the second parameter are NaN."""
+
+    name = "diverged"
+
+    def fit_members(self, problem, subsets):
+        return [Normal([0.0, torch.nan], 1.0) for _ in subsets]
+
+
+def test_a_candidate_whose_draws_have_nan_is_skipped_and_says_why(base, pairs):
+    def fit(*listed):
+        return FMCPE(base, simulate, recipe=Stack(listed)).fit(*pairs, seed=0, show_progress_bars=False)
+
+    posterior = fit(candidates.Uncorrected(), Diverged())
+    assert posterior.weights == {"uncorrected": 1.0}
+    assert "diverged             not fitted: its draws for held-out pairs have NaN" in posterior.summary()
+    with pytest.raises(ValueError, match=r"got none \(diverged: its draws for held-out pairs have NaN\)"):
+        fit(Diverged())
+
+
 def test_paired_simulations_are_enough(base, pairs):
     x = simulate(pairs[0])
     posterior = FMCPE(base, recipe=SMALL).fit(*pairs, x, seed=0, show_progress_bars=False)

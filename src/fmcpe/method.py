@@ -38,6 +38,7 @@ from fmcpe.notes import record_of
 from fmcpe.posterior import CorrectedPosterior
 from fmcpe.problem import build_problem, fingerprints, without_pairs
 from fmcpe.record import HeldOut, Record
+from fmcpe.spaces import unbounded_map
 from fmcpe.stacking import Stack
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class FMCPE:
         self.simulator, self.recipe = simulator, _as_recipe(recipe)
         self.target_prior = self.base.prior if target_prior is None else target_prior
         refuse_coarse(self.base.prior)
+        unbounded_map(self.base.prior, self.device)  # fail here, not after the simulations
         dim = parameter_dim(self.base.prior)
         if target_prior is not None:
             check_target_prior(target_prior, self.base.prior)

@@ -155,7 +155,8 @@ class CorrectedPosterior(Exports, WithIntervals, NeuralPosterior):
             return y.new_empty(len(y), 0, self.space.dim)
         limit = batch or min(100_000, max(1, self.max_numbers // self.observation_shape.numel()))
         with settled(self.observation_shape.numel()), seeded(seed):
-            z = _in_chunks(self.inner.sample, y, n, limit, show_progress_bars, self.inner.transductive)
+            rows = len(y) if self.inner.transductive else max(1, limit // max(n, self.inner.least))
+            z = _in_chunks(self.inner.sample, y, n, limit, rows, show_progress_bars)
         finite = torch.isfinite(z).all(-1)
         if not bool(finite.all()):
             raise RuntimeError(
@@ -379,17 +380,16 @@ class CorrectedPotential(BasePotential):
 
 
 def _in_chunks(
-    draw: Callable[[Tensor, int], Tensor], y: Tensor, n: int, limit: int, show_progress_bars: bool, whole: bool = False
+    draw: Callable[[Tensor, int], Tensor], y: Tensor, n: int, limit: int, rows: int, show_progress_bars: bool
 ) -> Tensor:
-    """Draws for each row of y, (B, n, p), at most `limit` at a time; `whole` never splits the rows of y."""
-    per_chunk = len(y) if whole else max(1, limit // n)
+    """Draws for each row of y, (B, n, p), at most `limit` at a time, of at most `rows` observations."""
     spans = [min(limit, n - start) for start in range(0, n, limit)]
     chunks = []
     with Progress(len(y) * n, "drawing", show_progress_bars) as bar:
-        for rows in y.split(per_chunk):
+        for part in y.split(rows):
             parts = []
             for span in spans:
-                parts.append(draw(rows, span))
-                bar.update(len(rows) * span)
+                parts.append(draw(part, span))
+                bar.update(len(part) * span)
             chunks.append(torch.cat(parts, dim=1))
     return torch.cat(chunks)

@@ -6,6 +6,8 @@ the prior's bounds (`sbi.utils.mcmc_transform`) and m, s are statistics of the p
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from sbi.utils.sbiutils import mcmc_transform, within_support
 from torch import Tensor, nn
@@ -56,8 +58,7 @@ class ParameterSpace(nn.Module):
     def __init__(self, prior: Distribution, theta: Tensor, limit: float = 6.0) -> None:
         super().__init__()
         self.prior = prior
-        with seeded(0):  # sbi tests the transform on a draw of the prior
-            self.transform = mcmc_transform(prior, device=str(theta.device))
+        self.transform = unbounded_map(prior, theta.device)
         self.register_buffer("limit", torch.where(bounded(prior, theta), limit, torch.inf), persistent=False)
         self.standardiser = Standardiser(self.transform(theta))
 
@@ -96,6 +97,27 @@ class ParameterSpace(nn.Module):
     def contains(self, theta: Tensor) -> Tensor:
         """Whether each row lies inside the prior's support, (B,)."""
         return within_support(self.prior, theta)
+
+
+def unbounded_map(prior: Distribution, device: torch.device | str = "cpu") -> Any:
+    """Sbi's invertible map of the prior's support to R^p; refuses priors that have none, or of discrete parameters."""
+    try:
+        support = prior.support
+    except (AttributeError, NotImplementedError):  # the map is affine
+        support = None
+    found = "discrete ones" if getattr(support, "is_discrete", False) else ""
+    try:
+        with seeded(0):  # sbi tests the map on a draw of the prior
+            transform = None if found else mcmc_transform(prior, device=str(device))
+    except (AssertionError, NotImplementedError) as error:
+        found = f"{type(prior).__name__} ({' '.join(str(error).split())})"
+    if found:
+        raise ValueError(
+            f"Expected a prior of p continuous parameters whose support has an invertible map to R^p, got {found}. Use e.g. "
+            "BoxUniform or MultivariateNormal; for a mixture over R^p, a subclass of MixtureSameFamily with support = "
+            "constraints.independent(constraints.real, 1), of torch.distributions."
+        )
+    return transform
 
 
 def bounded(prior: Distribution, theta: Tensor) -> Tensor:

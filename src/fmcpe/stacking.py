@@ -257,17 +257,21 @@ class Stack:
             if reason is not None:
                 skipped[candidate.name] = reason
         fitted = [candidate for candidate in offered if candidate.name not in skipped]
-        if not fitted:
+        with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
+            for candidate in fitted:
+                with progress.part(candidate.effort):
+                    found = cross_fit(candidate, problem, folds, rows, self.draws, seed)
+                if bool(found.draws.isnan().any()):
+                    skipped[candidate.name] = "its draws for held-out pairs have NaN"
+                else:
+                    fits[candidate.name] = found
+        if not fits:
             reasons = "; ".join(
                 f"{each.name}: {skipped.get(each.name, 'it needs y_unlabelled=')}" for each in self.candidates
             )
             raise ValueError(
                 f"Expected a candidate that can be fitted, got none ({reasons}). Add Uncorrected() to Stack."
             )
-        with Progress(sum(c.effort for c in fitted), "fitting candidates", show_progress_bars) as progress:
-            for candidate in fitted:
-                with progress.part(candidate.effort):
-                    fits[candidate.name] = cross_fit(candidate, problem, folds, rows, self.draws, seed)
         return fits, skipped
 
     def weights(

@@ -39,6 +39,7 @@ from fmcpe.nn.embeddings import (
 )
 from fmcpe.nn.mmd import mmd2_to_normal
 from fmcpe.nn.training import Training, train
+from fmcpe.spaces import unbounded_map
 
 Summarise = Callable[[Tensor], Tensor]
 """The embedding of data, (B, ...) -> (B, features), without the level of domain randomisation."""
@@ -177,6 +178,7 @@ def train_npe(
         prior = process_prior(prior)[0]
         check_prior_device(prior, device)
         refuse_coarse(prior)
+        unbounded_map(prior, device)  # fail here, not after the simulations
         known = None if given is None else as_names(given, parameter_dim(prior))
         theta, x = simulate(
             simulator, prior, num_simulations, simulations, dask, show_progress_bars, max_failed, simulation_batch_size,

@@ -55,6 +55,9 @@ class Posterior(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     """Whether the answer for one observation depends on the others in its batch."""
 
+    least: ClassVar[int] = 1
+    """Fewest draws for each row, of which a call for fewer returns a part."""
+
     @abstractmethod
     def sample(self, y: Tensor, n: int) -> Tensor:
         """Draws for raw observations: (B, ...) -> (B, n, p)."""
