@@ -118,3 +118,21 @@ def test_noise_that_depends_on_theta_is_no_fault():
             seen[far] *= 10
             hit += float(p_values(*data_distances(z, seen, z @ mixing, torch.arange(30)))[far]) < 1e-3
     assert left <= 12 and hit >= 38, (left, hit)
+
+
+def test_many_pairs_with_heavy_tails_stay():
+    """Student-t noise with 3 degrees of freedom: of 5 × 1000 pairs at most three are left out, by a normal tail 15 or more."""
+    left = normal = 0
+    for seed in range(5):
+        with seeded(seed):
+            z, mixing = torch.randn(1000, 2), torch.randn(2, 6)
+            noise = torch.distributions.StudentT(3.0).sample((1000, 6))
+        seen = z @ mixing + 0.3 * noise
+        given = data_distances(z, seen, z @ mixing, torch.arange(1000))
+        level = 0.03 / 1000
+        left += int((p_values(*given, heavy=True) < level).sum())
+        normal += int((p_values(*given) < level).sum())
+        seen[7] += 300
+        wrong = p_values(*data_distances(z, seen, z @ mixing, torch.arange(1000)), heavy=True)
+        assert float(wrong[7]) < level
+    assert left <= 3 and normal >= 15, (left, normal)

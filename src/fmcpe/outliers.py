@@ -13,11 +13,15 @@ Pairs with the same θ are one group: the median distance of a group is compared
 a pair with the median residual of its repeats. A residual that all repeats share is the error of the fit at that θ, not of one
 pair.
 
-`Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates; out
-of the score that its weights minimise; and out of the range check. Everything that is reported counts all pairs.
+`Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates and
+out of the score that its weights minimise. Everything that is reported counts all pairs. The range check leaves out fewer:
+there p is also at least that of an exponential tail of log distances (a Pareto tail) with a scale by the median excess of the
+⌈√n⌉ largest. A few of many pairs are usual where real data have heavy tails, and a wrong pair does not move the median.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from scipy import stats
@@ -27,13 +31,16 @@ from fmcpe.in_range import student_tail, whitening
 from fmcpe.problem import Problem, groups_of
 
 
-def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.03, fewest: int = 8) -> Tensor:
+def plausible_rows(
+    problem: Problem, rows: Tensor, robust: bool = True, heavy: bool = False, level: float = 0.03, fewest: int = 8
+) -> Tensor:
     """The rows that are no outliers among these rows; nearly always all, if the pairs are clean.
 
     Args:
         problem: The pairs, simulations and base posterior.
         rows: Row numbers, (n,).
         robust: Whether to remove outliers; otherwise all rows are returned.
+        heavy: Whether to keep pairs that an estimated Pareto tail makes usual.
         level: Family-wise level: the probability that a clean set of pairs loses one.
         fewest: Smallest number of pairs for which outliers are removed.
     """
@@ -41,7 +48,7 @@ def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: f
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances, fewest) >= level / len(rows)]
+    return rows[p_values(*distances, fewest, heavy) >= level / len(rows)]
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +71,7 @@ def features_of(z: Tensor, simulated: Tensor | None) -> Tensor:
     return features if simulated is None else torch.cat([features, _components(simulated.double())], dim=1)
 
 
-def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) -> Tensor:
+def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8, heavy: bool = False) -> Tensor:
     """Student-t p-value of each distance among all of them, (N,), by median and robust scale of its ⅔ power.
 
     Args:
@@ -73,7 +80,9 @@ def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) 
         group: Which pairs are repeats, (N,), whole numbers from 0. The p-value of a repeat is twice the smaller of that of its
             group's median among all groups, and of its own distance within the group among all repeats.
         fewest: Groups, or repeats beyond the first of each, below which all p-values are one.
+        heavy: Whether the p-value is also at least that of an estimated Pareto tail.
     """
+    tail = _heavy_tail if heavy else _robust_tail
     values, inside = (each.double().pow(2 / 3) for each in (distances, within))
     sizes = torch.bincount(group)
     between, own = torch.ones_like(values), torch.ones_like(values)
@@ -82,10 +91,10 @@ def p_values(distances: Tensor, within: Tensor, group: Tensor, fewest: int = 8) 
         medians[group] = values
         for k in (sizes > 1).nonzero()[:, 0].tolist():
             medians[k] = values[group == k].quantile(0.5)
-        between = _robust_tail(medians, len(sizes) - 1)[group]
+        between = tail(medians, len(sizes) - 1)[group]
     repeated, freedom = sizes[group] > 1, int((sizes - 1).sum())
     if freedom >= fewest:
-        own[repeated] = _robust_tail(inside[repeated], freedom)
+        own[repeated] = tail(inside[repeated], freedom)
     return torch.where(repeated, (2 * torch.minimum(between, own)).clamp_max(1.0), between)
 
 
@@ -112,6 +121,25 @@ def _robust_tail(values: Tensor, freedom: int) -> Tensor:
     upper = values.quantile(0.9, interpolation="lower") - middle
     scale = torch.maximum((high - low) / (2 * stats.norm.ppf(0.75)), upper / stats.norm.ppf(0.9)).clamp_min(1e-9)
     return student_tail((values - middle) / scale, freedom)
+
+
+def _heavy_tail(values: Tensor, freedom: int, pseudo: int = 12) -> Tensor:
+    """The larger one of `_robust_tail` and of an exponential tail of log values above a threshold.
+
+    Its scale is by the median excess of the ⌈√n⌉ largest, regularised by `pseudo` excesses of a normal distribution with the
+    interquartile range of the log values.
+    """
+    number = len(values)
+    rows = values.clamp_min(1e-12).log()
+    largest = min(math.ceil(number**0.5), number - 1)
+    ordered = rows.sort(descending=True).values
+    low, high = rows.quantile(torch.tensor([0.25, 0.75], dtype=rows.dtype, device=rows.device))
+    quantile = stats.norm.isf(largest / number)
+    usual = (high - low) / (2 * stats.norm.ppf(0.75)) * (stats.norm.pdf(quantile) * number / largest - quantile)
+    found = (ordered[:largest] - ordered[largest]).median() / math.log(2)
+    scale = ((pseudo * usual + largest * found) / (pseudo + largest)).clamp_min(1e-9)
+    exponential = largest / number * (-(rows - ordered[largest]).clamp_min(0) / scale).exp()
+    return torch.maximum(_robust_tail(values, freedom), exponential)
 
 
 def _components(rows: Tensor, most: int = 4, many: int = 256) -> Tensor:
