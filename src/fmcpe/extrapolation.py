@@ -214,7 +214,7 @@ class WithinRange(Posterior):
         sizes = members.sum(2)
         for size in sizes.unique().tolist():
             if size > 0:
-                found = with_prior(inner, base, self.prior_moments, sets[:, size])
+                found = with_prior(inner, base, self.prior_moments.to(z.device), sets[:, size])
                 z = torch.where((sizes == size)[:, :, None], found.sample((z.shape[1],)).movedim(0, 1).to(z), z)
         return z
 
@@ -223,7 +223,7 @@ class WithinRange(Posterior):
         probabilities, sets = largest_sets(by_theta.double())
         moments, parts = self._moments_at(y), [self.inner.log_prob(z, y)]
         for size in range(1, z.shape[2] + 1):
-            found = with_prior(*moments, self.prior_moments, sets[:, size])
+            found = with_prior(*moments, self.prior_moments.to(z.device), sets[:, size])
             parts.append(found.log_prob(z.double().movedim(1, 0)).movedim(0, 1).to(z))
         weights = probabilities.log().to(z).T[:, :, None]
         inside = (torch.stack(parts) + weights).logsumexp(0) + torch.log1p(-share.clamp_max(1 - 1e-7))[:, None]

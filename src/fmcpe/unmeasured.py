@@ -40,9 +40,9 @@ class Moments:
         centred = draws - mean[..., None, :]
         return cls(mean, centred.mT @ centred / (draws.shape[-2] - 1))
 
-    def rows(self, index: Tensor) -> Moments:
-        """Of some observations."""
-        return Moments(self.mean[index], self.covariance[index])
+    def to(self, device: torch.device) -> Moments:
+        """The same on a device."""
+        return Moments(self.mean.to(device), self.covariance.to(device))
 
 
 def largest_sets(shares: Tensor) -> tuple[Tensor, Tensor]:
