@@ -24,6 +24,7 @@ from sensitivity import PROBLEMS
 import fmcpe
 from fmcpe import FMCPE, tasks
 from fmcpe._random import seeded
+from fmcpe.base_posteriors.base import Remembered
 from fmcpe.in_range import Range
 
 DISTANCES = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0, 200.0, 1000.0)
@@ -52,7 +53,7 @@ def choose(posterior, kind, kept):
         inner.typical, inner.usual = None, Range.of(posterior.held_out.seen.flatten(1))
     elif kind == "1e-4":
         inner.p_half = 1e-4
-    inner._last._y = None
+    inner._last = Remembered()
 
 
 def spread(posterior, y):

@@ -151,8 +151,9 @@ def measure_range(within, problem, seen, draws, y, truth, moved, row):
         uniform = torch.rand(*draws.shape[:2], 1)
     for kind, p_values in usual.items():
         p = p_values(summaries)
-        share = 1 - (1 - within._share(p)) * (1 - within.share_by_spread(y, p)) * (1 - within.share_by_theta(y).amax(1))
-        mixed = torch.where(uniform < share[:, None, None], prior, draws)
+        rest, widening = within.widening(y, p)
+        share = 1 - (1 - within._share(p)) * (1 - rest) * (1 - within.share_by_theta(y).amax(1))
+        mixed = torch.where(uniform < share[:, None, None], prior, widening(draws))
         row[f"{kind}: energy"], row[f"{kind}: width"] = energy(mixed, truth), float(mixed.std(1).mean())
         row[f"{kind}: warned"] = float((p < RangeCheck.level).double().mean())
         row[f"{kind}: prior"] = float(share.mean())

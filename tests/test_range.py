@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import CANDIDATES, PRIOR, SMALL, observe, simulate
-from torch.distributions import Independent, Normal
+from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 import fmcpe
 from fmcpe import FMCPE, FMCPEWarning, Stack, as_base_posterior, candidates
@@ -15,7 +15,7 @@ from fmcpe._random import seeded
 from fmcpe.extrapolation import WithinRange
 from fmcpe.in_range import Range
 from fmcpe.spaces import ParameterSpace
-from fmcpe.spread import share_needed, spreads
+from fmcpe.spread import Widening, share_needed, spreads, way_needed
 
 
 @pytest.mark.parametrize(("number", "dim"), [(10, 3), (30, 12), (100, 5)])
@@ -211,6 +211,56 @@ def test_the_share_of_the_prior_is_the_smallest_that_is_enough():
     assert 0.5 < float(share_needed(peak[:1], prior, shortest, space, steps=8)) < 0.85
     assert float(share_needed(prior[None], prior, 0.99 * prior_spreads, space)) == 0.0
     assert float(share_needed(peak[:1], prior, 1.1 * prior_spreads, space)) == 1.0
+
+
+def test_a_widening_moves_each_parameter_as_far_as_it_needs():
+    """Normal draws and a standard normal prior: s_t = s + t (1 - s), solved by hand; a wide parameter stays to the bit."""
+    space = ParameterSpace.of(Independent(Normal(torch.zeros(2), torch.ones(2)), 1))
+    with seeded(4):
+        z = torch.tensor([2.0, -1.0]) + torch.tensor([0.1, 0.6]) * torch.randn(3, 4000, 2)
+        prior = torch.randn(4000, 2)
+    least = torch.tensor([0.25, 0.25]).repeat(6)
+    way = way_needed(z, prior, least.double(), space)
+    # the shortest 50 % interval, half of which is 0.67 s, needs s_t = 0.37: t = 0.27 / 0.9
+    assert torch.allclose(way[:, 0], torch.full((3,), 0.3).double(), atol=0.05) and bool((way[:, 1] == 0).all())
+    widening = Widening.towards(z, prior, way.float())
+    wide = widening(z)
+    found = spreads(wide, space)
+    assert bool((found >= least).all()) and float(found.amin(1).max()) < 0.26
+    assert torch.allclose(wide.mean(1)[:, 0], torch.full((3,), 2 * 0.7), atol=0.1)
+    assert torch.allclose(wide[..., 1], z[..., 1], atol=1e-5)
+    assert torch.allclose(widening.inverse(wide), z, atol=1e-5)
+
+
+def test_the_density_out_of_range_integrates_to_one_and_has_the_moments_of_the_draws(base):
+    """At a p-value where the answer is widened and the prior has little weight; in range, nothing is widened."""
+    with seeded(0):
+        theta = PRIOR.sample((40,))
+        y, real = observe(theta), observe(PRIOR.sample((200,)))
+    recipe = Stack([candidates.SyntheticLikelihood()])
+    posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
+    within = posterior.inner
+    within.typical = (0.6 * within.prior_spreads).tolist()  # wider than this posterior is anywhere
+    with seeded(3):
+        direction = torch.nn.functional.normalize(torch.randn(30, 1, 3), dim=2)
+    moved = (real[:30, None] + torch.linspace(0, 30, 301)[:, None] * direction * real.std(0)).flatten(0, 1)
+    p = within.p_values(moved)
+    moved = moved[(p < 1e-3) & (p > 3e-4)]
+    y = moved[:1]
+    share, _, widening = within._at(y)
+    assert float(share) < 0.1 and float(widening.scale.max()) > 1.1
+    near = within._at(real[within.p_values(real) > 0.01])[2]
+    assert bool((near.scale == 1).all()) and torch.equal(near.mean, near.centre)
+    with seeded(1), torch.no_grad():
+        z = within.sample(y, 20_000)[0]
+    # by draws of wide normal distributions about them and about the prior
+    parts = Independent(Normal(torch.stack([z.mean(0), torch.zeros(2)]), torch.stack([2 * z.std(0), 2 * torch.ones(2)])), 1)
+    proposal = MixtureSameFamily(Categorical(torch.ones(2)), parts)
+    with seeded(2), torch.no_grad():
+        at = proposal.sample((100_000,))
+        weight = (within.log_prob(at[None], y)[0] - proposal.log_prob(at)).exp()
+    assert float(weight.mean()) == pytest.approx(1, abs=0.03)
+    assert torch.allclose((weight[:, None] * at).mean(0) / weight.mean(), z.mean(0), atol=0.05)
 
 
 def test_heavy_tails_are_known_from_many_pairs():

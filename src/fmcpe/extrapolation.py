@@ -1,13 +1,13 @@
-r"""Far from the pairs, the posterior returns to the prior: w(y) = (1 - λ(y)) w + λ(y) e_prior, 1 - λ = (1 - λ_x)(1 - λ_v).
+r"""Far from the pairs, the posterior returns to the prior: w(y) = (1 - λ(y)) w + λ(y) e_prior.
 
 **Data.** With p the smallest of the p-values of the distance of y's summary to those of the pairs, to those of all real
 observations if some have no θ (`fmcpe.in_range`), and of the raw y to those of the pairs where the summary does not show all of
-it (`fmcpe.raw_range`), λ_x = p_0 / (p_0 + p).
+it (`fmcpe.raw_range`), λ = p_0 / (p_0 + p).
 
-**Spread.** A posterior out of range must not be sharper than one in range. λ_v is the smallest share of the prior for which
-the standard deviation of each parameter, its central 68 % interval and its shortest 50 % interval, in physical and in
-unconstrained space, are at least the median over the posteriors at the pairs, or the prior's if that is smaller
-(`fmcpe.spread`), times a ramp in log p: 0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
+**Spread.** A posterior out of range must not be sharper than one in range. It is widened (`fmcpe.spread`) until the standard
+deviation of each parameter, its central 68 % interval and its shortest 50 % interval are in unconstrained space at least the
+median over the posteriors at the pairs, and in physical units at least the smallest, or the prior's if that is smaller; how far
+it is widened has a ramp in log p: 0 for p ≥ 0.01, 1 for p ≤ 0.001, the level of the warning.
 
 **Parameters.** Pairs that cover a part of the prior carry no information about the rest. With p_i(z) the two-sided p-value of
 z_i under the Student-t predictive distribution of the pairs' z_i, \( λ_i = E[p_0 / (p_0 + p_i(z))] \), the mean over the base
@@ -30,7 +30,7 @@ from fmcpe.in_range import Range, RangeCheck, student_tail
 from fmcpe.problem import Problem
 from fmcpe.raw_range import RawRange, known_columns
 from fmcpe.serialization.registry import from_config, to_config
-from fmcpe.spread import share_needed, spreads
+from fmcpe.spread import Widening, share_needed, spreads, way_needed
 from fmcpe.unmeasured import Moments, largest_sets, with_prior
 
 
@@ -43,7 +43,7 @@ class WithinRange(Posterior):
         simulated: Reference distribution of simulations; None without a simulator.
         half: p_0, the p-value at which half of the weight goes to the prior.
         shared: Base posterior, prior and space.
-        typical: Median spreads of the answers at the pairs (`fmcpe.spread`); None for files of earlier versions.
+        typical: Spreads required out of range (`fmcpe.spread`); None for files of earlier versions.
         real: Reference distribution of all real observations, with θ and without; None if all have θ.
         raw: Reference distribution of the pairs' raw data; None where the summaries show all of them, and without simulations.
     """
@@ -104,7 +104,10 @@ class WithinRange(Posterior):
         raw = None if shown or problem.bank_x is None else RawRange.of(problem.y[rows], problem.bank_x)
         out = cls(inner, usual, simulated, half, problem, real=real, raw=raw).to(problem.z.device)
         if draws is not None:
-            out.typical = spreads(draws[rows], problem.space).median(0).values.tolist()
+            at_pairs = spreads(draws[rows], problem.space).unflatten(1, (-1, 2, problem.space.dim))
+            # physical widths depend on the place: next to a bound they are small
+            least = torch.stack([at_pairs[:, :, 0].median(0).values, at_pairs[:, :, 1].amin(0)], dim=1)
+            out.typical = least.flatten().tolist()
         number, tails = len(z), torch.tensor([0.01, 0.99], device=problem.pool.device)
         # `share_by_theta` clamps draws to this range: a base posterior far out of distribution has draws far outside the prior
         low, high = problem.pool.quantile(tails, dim=0)
@@ -125,26 +128,38 @@ class WithinRange(Posterior):
 
     def shares(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """λ(y), (B,), and λ_i(y), (B, p)."""
+        return self._at(y)[:2]
 
-        def compute() -> tuple[Tensor, Tensor]:
+    def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Widening]:
+        """λ(y), (B,), λ_i(y), (B, p), and the widening at y."""
+
+        def compute() -> tuple[Tensor, Tensor, Widening]:
             p = self.p_values(y)
-            return 1 - (1 - self._share(p)) * (1 - self.share_by_spread(y, p)), self.share_by_theta(y)
+            share, widening = self.widening(y, p)
+            return 1 - (1 - self._share(p)) * (1 - share), self.share_by_theta(y), widening
 
-        found: tuple[Tensor, Tensor] = self._last(y, compute)
+        found: tuple[Tensor, Tensor, Widening] = self._last(y, compute)
         return found
 
-    def share_by_spread(self, y: Tensor, p: Tensor, draws: int = 256) -> Tensor:
-        """λ_v(y), (B,), for observations with p-values p; computed from fixed draws."""
-        ramp, out = (-(p / (10 * RangeCheck.level)).clamp_min(1e-30).log10()).clamp(0, 1), torch.zeros_like(p)
+    def widening(self, y: Tensor, p: Tensor, draws: int = 256) -> tuple[Tensor, Widening]:
+        """For observations with p-values p, from fixed draws: the share of the prior that a widening leaves to do, (B,); it."""
+        ramp = (-(p / (10 * RangeCheck.level)).clamp_min(1e-30).log10()).clamp(0, 1)
+        zeros = torch.zeros(len(y), self.prior.space.dim, device=y.device)
+        share, found = torch.zeros_like(p), Widening(zeros, zeros.clone(), zeros + 1)
         if self.typical is None or not bool((ramp > 0).any()):
-            return out
+            return share, found
         prior, space = self.few.to(y.device), self.prior.space
         least = torch.tensor(self.typical).to(self.prior_spreads)
         least = torch.minimum(least, self.prior_spreads[: len(least)]).to(y.device)
-        with seeded(0), torch.no_grad():
-            parts = [self.inner.sample(rows, draws) for rows in y[ramp > 0].split(200)]  # bounds memory
-        out[ramp > 0] = torch.cat([share_needed(z, prior, least, space) for z in parts]).to(out)
-        return ramp * out
+        for rows in (ramp > 0).nonzero()[:, 0].split(200):  # bounds memory
+            with seeded(0), torch.no_grad():
+                z = self.inner.sample(y[rows], draws)
+            way = way_needed(z, prior, least, space).to(z)
+            full = Widening.towards(z, prior, way)
+            share[rows] = ramp[rows] * share_needed(full(z), prior, least, space).to(share)
+            part = Widening.towards(z, prior, ramp[rows, None] * way)
+            found.centre[rows], found.mean[rows], found.scale[rows] = part.centre, part.mean, part.scale
+        return share, found
 
     def p_values(self, y: Tensor) -> Tensor:
         """The smallest p-value of each observation, (B,)."""
@@ -186,7 +201,7 @@ class WithinRange(Posterior):
 
         def compute() -> tuple[Moments, Moments]:
             with seeded(0), torch.no_grad():
-                inner = Moments.of(self.inner.sample(y, self.least))
+                inner = Moments.of(self._at(y)[2](self.inner.sample(y, self.least)))
             return inner, self._base_moments(y)
 
         found: tuple[Moments, Moments] = self._last_moments(y, compute)
@@ -197,8 +212,9 @@ class WithinRange(Posterior):
         return self.p_half / (self.p_half + p)
 
     def sample(self, y: Tensor, n: int) -> Tensor:
-        drawn = self.inner.sample(y, max(n, self.least))
-        z, (share, by_theta) = drawn[:, :n], self.shares(y)
+        share, by_theta, widening = self._at(y)
+        drawn = widening(self.inner.sample(y, max(n, self.least)))
+        z = drawn[:, :n]
         number = torch.rand(*z.shape[:2], 1, device=z.device)
         z = torch.where(number < share[:, None, None], self.prior.sample(y, n), z)
         rest = (number - share[:, None, None]) / (1 - share[:, None, None]).clamp_min(1e-7)  # of other draws, uniform
@@ -219,9 +235,10 @@ class WithinRange(Posterior):
         return z
 
     def log_prob(self, z: Tensor, y: Tensor) -> Tensor:
-        share, by_theta = self.shares(y)
+        share, by_theta, widening = self._at(y)
         probabilities, sets = largest_sets(by_theta.double())
-        moments, parts = self._moments_at(y), [self.inner.log_prob(z, y)]
+        density = self.inner.log_prob(widening.inverse(z), y) - widening.scale.log().sum(1)[:, None]
+        moments, parts = self._moments_at(y), [density]
         for size in range(1, z.shape[2] + 1):
             found = with_prior(*moments, self.prior_moments.to(z.device), sets[:, size])
             parts.append(found.log_prob(z.double().movedim(1, 0)).movedim(0, 1).to(z))
