@@ -4,6 +4,7 @@ import base64
 import csv
 import gzip
 import io
+import math
 import re
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from bench_results import MACHINE, fill
 
 from fmcpe import metrics
 from fmcpe.bench import system, tables
-from fmcpe.bench.claims import CLAIMS, Verdict
+from fmcpe.bench.claims import CLAIMS, Comparison, Verdict, _less
 from fmcpe.bench.frontier import frontier_table, speed_table
 from fmcpe.bench.keep import keep
 from fmcpe.bench.plan import plan
@@ -46,6 +47,16 @@ def partial(tmp_path):
     return tmp_path
 
 
+def test_a_verdict_says_by_how_much():
+    """Ours over the other number: geometric mean and range; a difference of numbers that are not positive has no ratio."""
+    assert _less(0.5, 1.0) == Comparison(True, 0.5) and _less(2.0, 1.0) == Comparison(False, 2.0)
+    without = _less(-1e-4, 2e-4)
+    assert without.agrees and math.isnan(without.ratio) and _less(math.nan, 1.0) is None
+    verdict = Verdict(1, 3, ratios=(0.5, 2.0, 8.0))
+    assert str(verdict) == "does not agree (1 of 3 comparisons; ratio 2 (0.5 to 8))"
+    assert Verdict(1, 1, ratios=(0.5,)).by_how_much == "ratio 0.5"
+
+
 def test_a_verdict_on_a_part_of_the_units_says_so_far(partial):
     assert str(Verdict(3, 3, "12 of 64 units done")) == "agrees so far (3 of 3 comparisons; 12 of 64 units done)"
     assert str(Verdict(0, 0, "12 of 64 units done")) == "not run (12 of 64 units done)"
@@ -53,7 +64,9 @@ def test_a_verdict_on_a_part_of_the_units_says_so_far(partial):
     counts = results.so_far("main")
     assert re.fullmatch(r"\d+ of 70 units done, 1 failed", counts)
     beats = next(claim for claim in CLAIMS if "consistently outperforms" in claim.says)
-    assert str(beats.verdict(results, "fmcpe")) == f"agrees so far (6 of 6 comparisons; gaussian; {counts})"
+    verdict = beats.verdict(results, "fmcpe")
+    assert len(verdict.ratios) == 6 and max(verdict.ratios) < 1
+    assert str(verdict) == f"agrees so far (6 of 6 comparisons; {verdict.by_how_much}; gaussian; {counts})"
     grows = next(claim for claim in CLAIMS if "All metrics decrease" in claim.says)
     assert grows.verdict(results, "fmcpe").of == 0
     fill(partial / "quick", ["main"], wanted=lambda unit: begun(unit) or unit.pairs == 50, preset="quick")

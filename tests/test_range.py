@@ -254,7 +254,9 @@ def test_the_density_out_of_range_integrates_to_one_and_has_the_moments_of_the_d
     with seeded(1), torch.no_grad():
         z = within.sample(y, 20_000)[0]
     # by draws of wide normal distributions about them and about the prior
-    parts = Independent(Normal(torch.stack([z.mean(0), torch.zeros(2)]), torch.stack([2 * z.std(0), 2 * torch.ones(2)])), 1)
+    parts = Independent(
+        Normal(torch.stack([z.mean(0), torch.zeros(2)]), torch.stack([2 * z.std(0), 2 * torch.ones(2)])), 1
+    )
     proposal = MixtureSameFamily(Categorical(torch.ones(2)), parts)
     with seeded(2), torch.no_grad():
         at = proposal.sample((100_000,))

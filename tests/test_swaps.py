@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fmcpe.diagnostics.swaps import Swaps, _Regression, swap_gains
+from fmcpe.swaps import Swaps, _Regression, swap_gains
 
 
 def data(seed, number=30, noise=0.5):
@@ -33,13 +33,13 @@ def test_the_evidence_is_that_of_a_matrix_normal_regression():
 
 def test_gains_are_those_of_fits_with_swapped_rows():
     x, t = data(1, 12)
-    now = _Regression.of(x, t, 0.1)
+    now = _Regression.of(x, t, 0.1, 0.1)
     gains = now.gains(1000)
     ratios, near = [], torch.pdist(x).argsort()[:3]  # which leave usual residuals behind
     for i, j in torch.triu_indices(12, 12, 1)[:, near].T.tolist():
         rows = torch.arange(12)
         rows[[i, j]] = rows[[j, i]]
-        ratios.append(float(gains[i, j]) / (_Regression.of(x[rows], t, 0.1).evidence - now.evidence))
+        ratios.append(float(gains[i, j]) / (_Regression.of(x[rows], t, 0.1, 0.1).evidence - now.evidence))
         assert float(gains[i, j]) == float(gains[j, i])
     assert (
         ratios == pytest.approx([ratios[0]] * 3) and 0 < ratios[0] <= 1 + 1e-9

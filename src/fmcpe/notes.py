@@ -123,8 +123,8 @@ def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
     rows = fitted.left_out if problem.rows is None else problem.rows[fitted.left_out]
     named = ", ".join(map(str, rows.tolist()[:10])) + (", ..." if len(rows) > 10 else "")
     return [
-        f"The fit leaves out {len(rows)} of {len(problem)} pairs (row {named}): given θ, y is an outlier. Scores count it. "
-        "Check the measurement with fmcpe.diagnostics.suspects(posterior)."
+        f"The fit leaves out {len(rows)} of {len(problem)} pairs (row {named}): given θ, y is an outlier, or two rows are "
+        "swapped. Scores count it. Check the measurement with fmcpe.diagnostics.suspects(posterior)."
     ]
 
 

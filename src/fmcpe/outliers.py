@@ -1,4 +1,4 @@
-r"""Outlying calibration pairs: y is improbable given θ, under a robust regression on all pairs.
+r"""Wrong calibration pairs: y is improbable given θ, under a robust regression on all pairs, or two rows have been swapped.
 
 The summary of y, less the mean summary of simulations at θ, is regressed on θ and on leading components of that mean: a ridge
 regression with Student-t weights (Lange, Little and Taylor, 1989), its penalty by leave-one-out, its studentised residuals
@@ -12,6 +12,8 @@ boxplots for skewed data, Hubert and Vandervieren, 2008): up to a tenth of the p
 Pairs with the same θ are one group: the median distance of a group is compared with those of other groups, and the residual of
 a pair with the median residual of its repeats. A residual that all repeats share is the error of the fit at that θ, not of one
 pair.
+
+Two swapped rows are rarely outliers; they are found by the evidence of a regression with and without the swap (`fmcpe.swaps`).
 
 `Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates and
 out of the score that its weights minimise. Everything that is reported counts all pairs. The range check leaves out fewer:
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from fmcpe.in_range import student_tail, whitening
 from fmcpe.problem import Problem, groups_of
+from fmcpe.swaps import Swaps, swap_gains
 
 
 def plausible_rows(
@@ -47,8 +50,17 @@ def plausible_rows(
     if not robust or len(rows) < fewest:
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
-    distances = data_distances(problem.z[rows], problem.seen[rows].flatten(1), x, groups_of(problem.theta[rows])[0])
-    return rows[p_values(*distances, fewest, heavy) >= level / len(rows)]
+    z, seen = problem.z[rows], problem.seen[rows].flatten(1)
+    p = p_values(*data_distances(z, seen, x, groups_of(problem.theta[rows])[0]), fewest, heavy)
+    if not heavy:  # y of a swapped pair is as usual as any
+        p = torch.minimum(p, swaps_of(z, seen, x).bound)
+    return rows[p >= level / len(rows)]
+
+
+def swaps_of(z: Tensor, seen: Tensor, simulated: Tensor | None) -> Swaps:
+    """The most probable swap of each pair, from z (N, p), summaries of y (N, f), and mean summaries of simulations at θ."""
+    features = [features_of(z, each) for each in ([None] if simulated is None else [None, simulated])]
+    return Swaps.of(swap_gains(features, leading(standardised(seen.double()))))
 
 
 def data_distances(z: Tensor, seen: Tensor, simulated: Tensor | None, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:

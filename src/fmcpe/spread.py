@@ -55,7 +55,7 @@ def spreads(z: Tensor, space: ParameterSpace) -> Tensor:
 
 
 def way_needed(z: Tensor, prior: Tensor, least: Tensor, space: ParameterSpace) -> Tensor:
-    """Smallest share of the way to the prior's moments with which the spreads are at least `least`, (B, p); one if none is enough.
+    """Smallest share of the way to the prior's moments with which the spreads are at least `least`, (B, p); one if none is.
 
     Arguments as for `share_needed`.
     """

@@ -266,7 +266,8 @@ def _summary(results: Results) -> str:
         '<p class="note">Counted from the numbers below: "agrees" if every comparison does, "in part" if half or more do, '
         '"not checked" if a part of the claim was not measured. '
         '"So far": units of the experiment are missing, so the verdict may change. '
-        "Comparisons use unrounded numbers, with no tolerance unless the claim states one.</p></section>"
+        "Comparisons use unrounded numbers, with no tolerance unless the claim states one. The ratio is ours over the other "
+        "number: geometric mean of the comparisons (lowest to highest).</p></section>"
     )
 
 

@@ -5,14 +5,10 @@ Three questions are asked of each pair, all answered without it:
     θ given y  Mahalanobis distance of the true z from the draws of members that have not seen the pair
     y given θ  distance of the summary of y from a robust regression on θ and on what the simulator gives there
                (`fmcpe.outliers`, as are the p-values of distances)
-    swapped    with another pair: by how much each θ fits the other's y better than its own, and by how much more probable all
-               pairs are with the swap (`fmcpe.diagnostics.swaps`)
+    swapped    with another pair: by how much more probable all pairs are with the swap (`fmcpe.swaps`)
 
 Unconstrained z is stretched near a bound of the prior, physical θ is not, and neither is Gaussian there: a distance of θ is the
-smaller of the two. Two rows i and j are
-swapped if both log-likelihood gains g are positive. Then 2 min(g_i, g_j) is at most the log likelihood ratio of the swap, which
-under the null hypothesis is N(-v/2, v) for Gaussian posteriors: p ≤ Φ(-√(2·2 min(g_i, g_j))) for any v, times the number of
-partners. P-values are adjusted for the number of questions (Benjamini and Hochberg, 1995).
+smaller of the two. P-values are adjusted for the number of questions (Benjamini and Hochberg, 1995).
 """
 
 from __future__ import annotations
@@ -27,10 +23,9 @@ from torch import Tensor
 
 from fmcpe._options import check_level
 from fmcpe.diagnostics.cross_validated import held_out_of, physical
-from fmcpe.diagnostics.swaps import Swaps, swap_gains
 from fmcpe.in_range import Range
 from fmcpe.metrics import energy_score
-from fmcpe.outliers import data_distances, features_of, leading, p_values, shared_residuals, standardised
+from fmcpe.outliers import data_distances, p_values, shared_residuals, swaps_of
 from fmcpe.problem import groups_of
 
 if TYPE_CHECKING:
@@ -123,11 +118,11 @@ def suspects(
         return []
     group, draws = groups_of(held_out.theta)[0], held_out.z
     spaces = ((draws, truth), (physical(posterior, draws), held_out.theta))
-    squares = torch.stack([_squared_distances(*each) for each in spaces]).amin(0)
-    # the distance of each θ less what all of its repeats are off by
-    repeats = [_squared_distances(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
-    by_theta = squares.diagonal().sqrt(), torch.stack(repeats).amin(0).diagonal().sqrt()
-    swaps = Swaps.of(_swap_gains(squares, truth.shape[1])).or_else(Swaps.of(_evidence_gains(held_out, truth)))
+    # the distance of each θ, and the same less what all of its repeats are off by
+    without = [(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
+    by_theta = [torch.stack([_distances(*each) for each in both]).amin(0) for both in (spaces, without)]
+    at_pairs = None if held_out.at_pairs is None else held_out.at_pairs.mean(1)
+    swaps = swaps_of(truth, held_out.seen.flatten(1), at_pairs)
     each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
     p = torch.stack(each, dim=1).clamp_max(1.0)
     adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
@@ -159,31 +154,11 @@ def _covariances(draws: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (1 - weight) * covariance + weight * diagonal
 
 
-def _squared_distances(draws: Tensor, truth: Tensor, rows: int = 500) -> Tensor:
-    """Squared Mahalanobis distance of every truth j from the draws of every pair i, (N, N); `rows` pairs at a time."""
-    out = []
-    for part in draws.double().split(rows):
-        mean, covariance = _covariances(part)
-        offsets = (truth.double()[None] - mean[:, None]).mT  # (i, p, j)
-        root = torch.linalg.cholesky(covariance)
-        out.append(torch.linalg.solve_triangular(root, offsets, upper=False).square().sum(1))
-    return torch.cat(out)
-
-
-def _swap_gains(squares: Tensor, dim: int) -> Tensor:
-    """Twice the smaller of both gains of log likelihood by each swap, (N, N)."""
-    # where draws are too narrow, log densities are too sure
-    over = squares.diagonal().median() / stats.chi2.median(dim)
-    log_density = -0.5 * squares / over.clamp_min(1.0)
-    gain = log_density - log_density.diagonal()[:, None]
-    return 2 * torch.minimum(gain, gain.T)
-
-
-def _evidence_gains(held_out: HeldOut, truth: Tensor) -> Tensor:
-    """Gain of log evidence by each swap, (N, N), with and without simulations among the features."""
-    simulated = None if held_out.at_pairs is None else held_out.at_pairs.mean(1)
-    features = [features_of(truth, each) for each in ([None] if simulated is None else [None, simulated])]
-    return swap_gains(features, leading(standardised(held_out.seen.double())))
+def _distances(draws: Tensor, truth: Tensor) -> Tensor:
+    """Mahalanobis distance of each pair's truth from its draws, (N,)."""
+    mean, covariance = _covariances(draws.double())
+    offsets = (truth.double() - mean)[..., None]
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), offsets, upper=False)[..., 0].norm(dim=1)
 
 
 def _data_distances(held_out: HeldOut, truth: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

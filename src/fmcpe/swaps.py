@@ -8,9 +8,10 @@ regression is fitted again, takes no fit.
 
 With δ the difference of both whitened means, the log likelihood ratio of a swap is N(-v/2, v), v = 2|δ|², for right rows: a
 gain g has p ≤ Φ(-√(2g)) for any v. Residuals with heavy tails have larger gains; all gains are divided by the square of the
-robust scale of (ratio + v/2)/√v over all pairs of rows, where that is above one. Where the noise depends on θ, noisy rows have
-larger gains; but a swap that is real leaves usual residuals behind. So a gain is also divided by the larger squared whitened
-residual of both rows after the swap, over the 99 % quantile of χ²_d, where that is above one.
+robust scale of (ratio + v/2)/√v over all pairs of rows but those of the most probable swap, where that is above one. Where the
+noise depends on θ, noisy rows have larger gains; but a swap that is real leaves usual residuals behind. So a gain is also
+divided by the larger squared whitened residual of both rows after the swap, over the 99 % quantile of χ²_d, where that is above
+one.
 """
 
 from __future__ import annotations
@@ -28,25 +29,24 @@ class Swaps:
     """The most probable swap of each row.
 
     Args:
-        p: P-value of no swap with the best partner, times the number of partners, (N,).
+        p: P-value of no swap with the best partner, times the number of partners, (N,); one where that has a better partner.
+        bound: The same by Markov's inequality, P(gain ≥ g) ≤ exp(-g) for any ratio of evidences: larger, whatever the noise.
         partner: That partner, (N,).
     """
 
     p: Tensor
+    bound: Tensor
     partner: Tensor
 
     @classmethod
     def of(cls, gain: Tensor) -> Swaps:
         """From the log likelihood ratio of each swap, symmetric, (N, N)."""
         best, partner = gain.clone().fill_diagonal_(-torch.inf).max(1)
-        tail = stats.norm.sf((2 * best.clamp_min(0.0)).sqrt().cpu().numpy())
-        # as many partners as pairs, each counted once for two of them
-        return cls(torch.as_tensor((len(gain) - 1) / 2 * tail, device=gain.device), partner)
-
-    def or_else(self, other: Swaps) -> Swaps:
-        """The more probable of two swaps of each row, with the p-value of two questions."""
-        p = (2 * torch.minimum(self.p, other.p)).clamp_max(1.0)
-        return Swaps(p, torch.where(self.p <= other.p, self.partner, other.partner))
+        best, partners = best.clamp_min(0.0), (len(gain) - 1) / 2  # as many as pairs, each counted once for two of them
+        tail = torch.as_tensor(stats.norm.sf((2 * best).sqrt().cpu().numpy()), device=gain.device)
+        mutual = partner[partner] == torch.arange(len(gain), device=gain.device)
+        p, bound = (torch.where(mutual, partners * each, 1.0) for each in (tail, (-best).exp()))
+        return cls(p, bound, partner)
 
 
 def swap_gains(features: Iterable[Tensor], targets: Tensor, most: int = 4000) -> Tensor:
@@ -60,9 +60,7 @@ def swap_gains(features: Iterable[Tensor], targets: Tensor, most: int = 4000) ->
     directions = max(1, min(16, targets.shape[1], len(targets) // 3))
     u, s, _ = torch.linalg.svd(targets, full_matrices=False)
     rows = (u * s)[:, :directions]
-    penalties = torch.logspace(-4, 1, 6).tolist()
-    best = max((_Regression.of(each, rows, p) for each in features for p in penalties), key=lambda each: each.evidence)
-    return best.gains(most)
+    return max((_Regression.of(each, rows) for each in features), key=lambda each: each.evidence).gains(most)
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,11 @@ class _Regression:
     evidence: float
 
     @classmethod
-    def of(cls, features: Tensor, t: Tensor, penalty: float, share: float = 0.1) -> _Regression:
-        """The prior's noise has `share` of the variance of T, and one degree of freedom more than it takes to have a mean."""
+    def of(cls, features: Tensor, t: Tensor, penalty: float = 0.1, share: float = 0.003) -> _Regression:
+        """The prior's noise has `share` of the variance of T, and one degree of freedom more than it takes to have a mean.
+
+        Both numbers are vague on purpose: chosen by evidence, they would explain a swap as noise.
+        """
         x = torch.cat([features.new_ones(len(features), 1), features], dim=1)
         prior = x.new_full((x.shape[1],), penalty)
         prior[0] = 1e-6
@@ -109,10 +110,14 @@ class _Regression:
         leverage = ((self.x @ self.inverse) * self.x).sum(1).clamp_max(0.95)
         error = (self.t - mean) / (1 - leverage).sqrt()[:, None]
         mean, error = (torch.linalg.solve_triangular(root, each.T, upper=False).T for each in (mean, error))
-        apart = mean[i] - mean[j]
-        half, along = apart.square().sum(1), -(apart * (error[i] - error[j])).sum(1)  # v/2, and ratio + v/2
-        scale = _scale(along / (2 * half).clamp_min(1e-12).sqrt())
+        between, with_error = mean @ mean.T, mean @ error.T
+        half = between.diagonal()[i] + between.diagonal()[j] - 2 * between[i, j]  # |δ|² = v/2
+        own = with_error.diagonal()
+        along = with_error[i, j] + with_error[j, i] - own[i] - own[j]  # ratio + v/2
         chosen = (along - half).topk(min(most, len(i))).indices
+        first, second = i[chosen[0]], j[chosen[0]]
+        others = (i != first) & (i != second) & (j != first) & (j != second)
+        scale = _scale((along / (2 * half).clamp_min(1e-12).sqrt())[others])
         i, j, gains = i[chosen], j[chosen], []
         noise = torch.maximum(*((mean[k] + error[k] - mean[m]).square().sum(1) for k, m in ((i, j), (j, i))))
         unusual = (noise / stats.chi2.ppf(0.99, self.t.shape[1])).clamp_min(1.0)
