@@ -120,10 +120,10 @@ def suspects(
     spaces = ((draws, truth), (physical(posterior, draws), held_out.theta))
     # the distance of each θ, and the same less what all of its repeats are off by
     without = [(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
-    by_theta = [torch.stack([_distances(*each) for each in both]).amin(0) for both in (spaces, without)]
+    by_theta, within = (torch.stack([_distances(*each) for each in both]).amin(0) for both in (spaces, without))
     at_pairs = None if held_out.at_pairs is None else held_out.at_pairs.mean(1)
     swaps = swaps_of(truth, held_out.seen.flatten(1), at_pairs)
-    each = (p_values(*by_theta, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
+    each = (p_values(by_theta, within, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
     p = torch.stack(each, dim=1).clamp_max(1.0)
     adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
     ends = held_out.z.quantile(torch.tensor([0.05, 0.95]).to(held_out.z), dim=1)
