@@ -10,7 +10,7 @@ from fmcpe import FMCPE, FMCPEWarning, candidates
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
 from fmcpe.base_posteriors.adapters import as_base_posterior
-from fmcpe.outliers import data_distances, p_values, plausible_rows
+from fmcpe.outliers import data_distances, features_of, p_values, plausible_rows
 from fmcpe.problem import build_problem, split_pairs
 from fmcpe.stacking import training_rows
 
@@ -89,6 +89,39 @@ def test_a_wrong_pair_costs_little(base, fault):
         kept += error(faulty, plausible_rows(faulty, all_rows)) - at_best
         everything += error(faulty, all_rows) - at_best
     assert everything > 0.06 and kept < 0.5 * everything, (kept / 3, everything / 3)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5])
+def test_data_that_do_not_vary_are_no_fault(base, value):
+    """A stuck detector, or one event in 20 counts: the training rows of a fold are constant, and the fit goes on."""
+    theta, _ = pairs_of(3, 20)
+    y = torch.full((20, 3), value)
+    assert len(plausible_rows(problem_of(base, theta, y), torch.arange(20))) >= 19
+    y[7, 0] += 1
+    recipe = replace(SMALL, candidates=(candidates.Prior(), candidates.ResidualShift()))
+    with pytest.warns(FMCPEWarning):
+        posterior = FMCPE(base, simulate, recipe=recipe).fit(theta, y, seed=0, show_progress_bars=False)
+    assert bool(posterior.held_out.z.isfinite().all())
+
+
+def test_components_are_those_that_vary():
+    """A mean simulation that is constant, or moves in one direction, has no other components."""
+    line = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None] * torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    assert features_of(torch.randn(20, 2), torch.full((20, 3), 1.5)).shape == (20, 2)
+    assert features_of(torch.randn(20, 2), line).shape == (20, 3)
+
+
+def test_two_swapped_rows_are_left_out(base):
+    """60 sets of 30 pairs: both rows nearly always, others rarely."""
+    both = others = 0
+    for seed in range(60):
+        theta, y = pairs_of(seed)
+        j = int((theta - theta[0]).norm(dim=1).argmax())
+        theta[[0, j]] = theta[[j, 0]]
+        left = set(range(30)) - set(plausible_rows(problem_of(base, theta, y), torch.arange(30)).tolist())
+        both += {0, j} <= left
+        others += len(left - {0, j})
+    assert both >= 54 and others <= 6, (both, others)
 
 
 def test_how_wrong_a_pair_is_does_not_matter(base):

@@ -55,6 +55,24 @@ def test_clean_pairs_are_rarely_named():
     assert sum(len(suspects(posterior)) for posterior in fits) <= 20
 
 
+def test_one_wrong_pair_makes_no_innocent_one_its_partner():
+    """A sign flip or a mistyped θ among 30 pairs, 40 sets each: it is found, and right pairs are rarely called swapped with it."""
+    for fault in ("flip", "typed"):
+        found = accused = 0
+        with seeded(3):
+            for _ in range(40):
+                theta, y = exact()
+                j = int(theta.norm(dim=1).argmax())
+                if fault == "flip":
+                    y[j] *= -1
+                else:
+                    theta[j] = PRIOR.sample() + torch.tensor([3.0, 0.0])
+                named_here = named(fitted(theta, y))
+                found += j in named_here
+                accused += len(named_here - {j})
+        assert found >= 39 and accused <= 14, (fault, found, accused)
+
+
 def test_rows_are_those_given_to_fit():
     """Although some pairs were left out, because the simulator fails there."""
     with seeded(2):

@@ -224,7 +224,18 @@ def test_two_pairs_are_too_few(base, pairs, tmp_path):
         )
     path = posterior.report(tmp_path / "report.html")
     verdict = json.loads(path.with_suffix(".json").read_text())["verdict"]
-    assert verdict["light"] == "grey" and "2 pairs are too few" in verdict["lines"][0]
+    assert verdict["light"] == "grey" and "2 pairs with different θ are too few" in verdict["lines"][0]
+
+
+def test_pairs_at_two_settings_are_too_few(base, pairs, tmp_path):
+    """Thirty pairs, two values of θ: the report and the short form say so."""
+    few = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()], folds=2, repeats=1)
+    theta = pairs[0][:2].repeat(15, 1)
+    with pytest.warns(fmcpe.FMCPEWarning):
+        posterior = FMCPE(base, simulate, recipe=few).fit(theta, observe(theta), seed=0, show_progress_bars=False)
+    path = posterior.report(tmp_path / "report.html")
+    assert "2 pairs with different θ are too few" in path.read_text()
+    assert "2 pairs with different θ are too few" in posterior._repr_html_()
 
 
 def test_a_method_without_held_out_draws_says_so(posteriors, tmp_path):

@@ -127,11 +127,11 @@ class WithinRange(Posterior):
         return 1 - (1 - share) * (1 - by_theta.amax(1))
 
     def shares(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """λ(y), (B,), and λ_i(y), (B, p)."""
+        """Weight of the prior by the data and by what a widening leaves to do, (B,), and λ_i(y), (B, p)."""
         return self._at(y)[:2]
 
     def _at(self, y: Tensor) -> tuple[Tensor, Tensor, Widening]:
-        """λ(y), (B,), λ_i(y), (B, p), and the widening at y."""
+        """`shares`, and the widening at y."""
 
         def compute() -> tuple[Tensor, Tensor, Widening]:
             p = self.p_values(y)

@@ -122,9 +122,10 @@ def _left_out(fitted: Fitted, problem: Problem) -> list[str]:
         return []
     rows = fitted.left_out if problem.rows is None else problem.rows[fitted.left_out]
     named = ", ".join(map(str, rows.tolist()[:10])) + (", ..." if len(rows) > 10 else "")
+    word = "row" if len(rows) == 1 else "rows"
     return [
-        f"The fit leaves out {len(rows)} of {len(problem)} pairs (row {named}): given θ, y is an outlier, or two rows are "
-        "swapped. Scores count it. Check the measurement with fmcpe.diagnostics.suspects(posterior)."
+        f"The fit leaves out {len(rows)} of {len(problem)} pairs ({word} {named}): given θ, y is an outlier, or two rows are "
+        "swapped. Scores include them. Check the measurement with fmcpe.diagnostics.suspects(posterior)."
     ]
 
 

@@ -13,12 +13,14 @@ Pairs with the same θ are one group: the median distance of a group is compared
 a pair with the median residual of its repeats. A residual that all repeats share is the error of the fit at that θ, not of one
 pair.
 
-Two swapped rows are rarely outliers; they are found by the evidence of a regression with and without the swap (`fmcpe.swaps`).
+Two swapped rows are rarely outliers; they are found by the evidence of a regression with and without the swap
+(`fmcpe.swaps`), where that is less probable than that one of both is wrong by itself.
 
 `Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates and
-out of the score that its weights minimise. Everything that is reported counts all pairs. The range check leaves out fewer:
-there p is also at least that of an exponential tail of log distances (a Pareto tail) with a scale by the median excess of the
-⌈√n⌉ largest. A few of many pairs are usual where real data have heavy tails, and a wrong pair does not move the median.
+out of the score that its weights minimise. Everything that is reported counts all pairs. The range check leaves out fewer,
+and no swapped rows: there p is also at least that of an exponential tail of log distances (a Pareto tail) with a scale by the
+median excess of the ⌈√n⌉ largest. A few of many pairs are usual where real data have heavy tails, and a wrong pair does not
+move the median.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ from fmcpe.swaps import Swaps, swap_gains
 def plausible_rows(
     problem: Problem, rows: Tensor, robust: bool = True, heavy: bool = False, level: float = 0.03, fewest: int = 8
 ) -> Tensor:
-    """The rows that are no outliers among these rows; nearly always all, if the pairs are clean.
+    """The rows that are neither outliers among these rows nor swapped.
+
+    Clean rows are lost where y is far from linear in θ and in the simulator's mean, or where its noise is multiplicative.
 
     Args:
         problem: The pairs, simulations and base posterior.
         rows: Row numbers, (n,).
-        robust: Whether to remove outliers; otherwise all rows are returned.
+        robust: Whether to remove rows; otherwise all are returned.
         heavy: Whether to keep pairs that an estimated Pareto tail makes usual.
-        level: Family-wise level: the probability that a clean set of pairs loses one.
+        level: Family-wise level: the probability that a clean set of pairs loses one, if its noise is about Gaussian.
         fewest: Smallest number of pairs for which outliers are removed.
     """
     if not robust or len(rows) < fewest:
@@ -53,12 +57,22 @@ def plausible_rows(
     z, seen = problem.z[rows], problem.seen[rows].flatten(1)
     p = p_values(*data_distances(z, seen, x, groups_of(problem.theta[rows])[0]), fewest, heavy)
     if not heavy:  # y of a swapped pair is as usual as any
-        p = torch.minimum(p, swaps_of(z, seen, x).bound)
+        p = torch.minimum(p, swaps_of(z, seen, x).unless(p).bound)
     return rows[p >= level / len(rows)]
 
 
-def swaps_of(z: Tensor, seen: Tensor, simulated: Tensor | None) -> Swaps:
-    """The most probable swap of each pair, from z (N, p), summaries of y (N, f), and mean summaries of simulations at θ."""
+def swaps_of(z: Tensor, seen: Tensor, simulated: Tensor | None, most: int = 3000) -> Swaps:
+    """The most probable swap of each pair.
+
+    Args:
+        z: θ in unconstrained space, (N, p).
+        seen: Summaries of y, (N, f).
+        simulated: Mean summary of simulations at θ, (N, f), if there are any.
+        most: Number of pairs above which no swap is looked for: there are N²/2 of them, and one matters little.
+    """
+    if len(z) > most:
+        none = torch.ones_like(z[:, 0])
+        return Swaps(none, none, torch.arange(len(z), device=z.device))
     features = [features_of(z, each) for each in ([None] if simulated is None else [None, simulated])]
     return Swaps.of(swap_gains(features, leading(standardised(seen.double()))))
 
@@ -158,8 +172,12 @@ def _components(rows: Tensor, most: int = 4, many: int = 256) -> Tensor:
     """Leading principal components of rows (N, f), of unit variance; by their Gram matrix, which is faster, if f > `many`."""
     rows = standardised(rows)
     if rows.shape[1] > many:
-        return torch.linalg.eigh(rows @ rows.T)[1].flip(1)[:, :most] * len(rows) ** 0.5
-    return torch.linalg.svd(rows, full_matrices=False)[0][:, :most] * len(rows) ** 0.5
+        squares, vectors = (each.flip(-1) for each in torch.linalg.eigh(rows @ rows.T))
+        values = squares.clamp_min(0).sqrt()
+    else:
+        vectors, values, _ = torch.linalg.svd(rows, full_matrices=False)
+    varies = values[:most] > 1e-6 * max(1.0, float(values[0]))  # others are arbitrary directions
+    return vectors[:, :most][:, varies] * len(rows) ** 0.5
 
 
 def leading(rows: Tensor, most: int = 16, many: int = 256) -> Tensor:

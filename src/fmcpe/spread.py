@@ -4,12 +4,12 @@ Sharpness has three measures, each in unconstrained and in physical units: the s
 interval, and half of the shortest 50 % interval. The standard deviation alone is not enough: a narrow peak with a few draws of
 the prior has a large one. Nor is the central interval, where the peak lies at an end of it, as next to a bound.
 
-Each parameter's mean m and standard deviation s move to those of the prior by the smallest share t that is enough,
+The mean m of each parameter moves to the prior's, and its standard deviation s grows to it, by the smallest t that is enough,
 
     z' = m_t + s_t (z - m) / s,      m_t = (1 - t) m + t m_π,   s_t = s + t (s_π - s)⁺.
 
 Where even t = 1 is not, because the shape is a narrow peak with far draws, the rest is done by a mixture with the prior. A
-mixture alone would be dear: a peak's shortest 50 % interval grows only once half of its draws come from the prior.
+mixture alone would need a large weight: a peak's shortest 50 % interval grows only once half of its draws come from the prior.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Widening:
         return cls(centre, mean, 1 + share * (prior.std(0, correction=0) / own - 1).clamp_min(0))
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Of draws (B, S, p)."""
+        """Widened draws, (B, S, p)."""
         return self.mean[:, None] + self.scale[:, None] * (z - self.centre[:, None])
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Of widened draws (B, S, p)."""
+        """The draws before widening, (B, S, p)."""
         return self.centre[:, None] + (z - self.mean[:, None]) / self.scale[:, None]
 
 

@@ -39,7 +39,7 @@ from fmcpe.problem import Problem, groups_of, split_pairs
 
 
 def training_rows(problem: Problem, folds: Tensor, robust: bool) -> list[list[Tensor]]:
-    """Rows outside each fold of each repeat; if robust, without those that are outliers among them."""
+    """Rows outside each fold of each repeat; if robust, without those that are outliers among them, or swapped."""
     return [
         [plausible_rows(problem, (split != k).nonzero()[:, 0], robust) for k in range(int(split.max()) + 1)]
         for split in folds
@@ -93,7 +93,7 @@ class Fitted:
         skipped: Why some candidates were not fitted.
         fits: The cross-fitted candidates by name, in the order of the weights.
         distances: Mean distances of all pairs; the weights are computed from those that are no outliers.
-        left_out: Rows that are outliers among all pairs (`fmcpe.outliers`).
+        left_out: Rows that are outliers among all pairs, or swapped (`fmcpe.outliers`).
         importance: Weight of each pair in the scores, (N,), of mean one.
         effective: Kish's effective number of pairs.
     """
@@ -131,7 +131,7 @@ class Stack:
         pseudo_count: α, Dirichlet pseudo-count of each candidate.
         shrinkage: Pseudo-count of a recalibration scale of one; 0 for none.
         out_of_range: Predictive p-value of an observation at which half of the weight goes to the prior.
-        robust: Whether outliers are left out of the training rows and of the stacking weights.
+        robust: Whether outliers and swapped rows are left out of the training rows and of the stacking weights.
         smallest: Weights below this threshold are set to zero; the largest weight is kept.
 
     Example:
@@ -217,7 +217,7 @@ class Stack:
         everything = torch.arange(len(problem), device=folds.device)
         kept = plausible_rows(problem, everything, self.robust)
         importance = torch.ones_like(problem.z[:, 0]) if importance is None else importance
-        weights = self.weights(tuple(fits), distances.rows(kept), distinct, importance[kept])
+        weights = self.weights(tuple(fits), distances.rows(kept), groups[kept].unique().numel(), importance[kept])
         with seeded(derive(seed, "held out")):
             held_out, scores = self._held_out(fits, distances, folds, rows, groups, importance)
         effective = effective_number(distinct, importance)

@@ -2,16 +2,17 @@ r"""Have two calibration pairs been swapped? By the evidence of a regression of 
 
 The summaries T (N, d) of y are normal given features X (N, f) of θ, \( T = X W + E \), with the conjugate matrix-normal
 inverse-Wishart prior of W and of the covariance of E. The log evidence is \( -\frac{ν}{2} \log |Ψ| \) and a constant that the
-order of the rows does not change, with \( Ψ = Ψ_0 + T^T T - A^T K A \), \( A = X^T T \) and \( K = (X^T X + P)^{-1} \). A swap
+order of the rows does not change, with \( Ψ = Ψ_0 + T^T T - A^T K A \), \( A = X^T T \) and \( K = (X^T X + P)^{-1} \),
+P the prior precision of W. A swap
 of the rows i and j of X changes A by \( -(X_i - X_j)^T (T_i - T_j) \). So its gain of log evidence, in which the whole
 regression is fitted again, takes no fit.
 
 With δ the difference of both whitened means, the log likelihood ratio of a swap is N(-v/2, v), v = 2|δ|², for right rows: a
 gain g has p ≤ Φ(-√(2g)) for any v. Residuals with heavy tails have larger gains; all gains are divided by the square of the
 robust scale of (ratio + v/2)/√v over all pairs of rows but those of the most probable swap, where that is above one. Where the
-noise depends on θ, noisy rows have larger gains; but a swap that is real leaves usual residuals behind. So a gain is also
-divided by the larger squared whitened residual of both rows after the swap, over the 99 % quantile of χ²_d, where that is above
-one.
+noise depends on θ, noisy rows have larger gains; but after a real swap is undone, both residuals have the usual size. So a gain
+is also divided by the larger squared whitened residual of both rows after the swap, over the 99 % quantile of χ²_d, where that
+is above one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Swaps:
     """The most probable swap of each row.
 
     Args:
-        p: P-value of no swap with the best partner, times the number of partners, (N,); one where that has a better partner.
-        bound: The same by Markov's inequality, P(gain ≥ g) ≤ exp(-g) for any ratio of evidences: larger, whatever the noise.
-        partner: That partner, (N,).
+        p: P-value of the best swap of each row, times (N - 1)/2, Bonferroni's factor, (N,); one if the best swap of the other
+            row is with a third one.
+        bound: The same by Markov's inequality, P(gain ≥ g) ≤ exp(-g) for any ratio of evidences, if the regression holds.
+        partner: The other row of that swap, (N,).
     """
 
     p: Tensor
@@ -45,8 +47,14 @@ class Swaps:
         best, partners = best.clamp_min(0.0), (len(gain) - 1) / 2  # as many as pairs, each counted once for two of them
         tail = torch.as_tensor(stats.norm.sf((2 * best).sqrt().cpu().numpy()), device=gain.device)
         mutual = partner[partner] == torch.arange(len(gain), device=gain.device)
-        p, bound = (torch.where(mutual, partners * each, 1.0) for each in (tail, (-best).exp()))
+        p, bound = (torch.where(mutual, partners * each, 1.0).clamp_max(1.0) for each in (tail, (-best).exp()))
         return cls(p, bound, partner)
+
+    def unless(self, single: Tensor) -> Swaps:
+        """The swaps that are less probable by chance than that one of both rows is wrong by itself, with p-values (N,)."""
+        alone = torch.minimum(single, single[self.partner])
+        p, bound = (torch.where(each < alone, each, 1.0) for each in (self.p, self.bound))
+        return Swaps(p, bound, self.partner)
 
 
 def swap_gains(features: Iterable[Tensor], targets: Tensor, most: int = 4000) -> Tensor:
@@ -57,6 +65,8 @@ def swap_gains(features: Iterable[Tensor], targets: Tensor, most: int = 4000) ->
         targets: Summaries of y, (N, d), standardised.
         most: Swaps that are looked at, by the likelihood ratio of the regression as it is.
     """
+    if not bool(targets.any()):  # constant data tell no swap from another
+        return targets.new_full((len(targets), len(targets)), -torch.inf)
     directions = max(1, min(16, targets.shape[1], len(targets) // 3))
     u, s, _ = torch.linalg.svd(targets, full_matrices=False)
     rows = (u * s)[:, :directions]

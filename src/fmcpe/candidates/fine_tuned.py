@@ -1,6 +1,8 @@
 r"""The base estimator fine-tuned on the pairs, embedding included where there is one, with replayed simulations.
 
-    minimise  E_pairs[-log q(θ_j | y_j)] + E_bank[-log q(θ | x)]        q starts as p̂; simulations x are domain-randomised
+    minimise  E_pairs[-log q(θ_j | y_j)] + (replay / batch_size) E_bank[-log q(θ | x)]
+
+The flow q starts as p̂; simulations x are domain-randomised.
 
 Each member continues training from the base posterior's weights on its own rows, with early stopping on a held-out part of
 them. Replayed simulations prevent forgetting; where the base posterior was trained with domain randomisation, they are

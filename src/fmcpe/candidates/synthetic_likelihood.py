@@ -7,8 +7,8 @@ Each pair is one draw of the real data at its θ. If their distribution is smoot
 mean of B and the prior of ε's covariance come from the simulator (`fmcpe.candidates.emulator`): with few pairs, reality differs
 from it by a polynomial of low degree. A vague prior is tried as well, for an uninformative simulator. Prior, degree and
 precisions are those of highest evidence. Draws are importance-resampled from a
-defensive mixture: Laplace approximations around several points of high posterior density, and the prior. The same weights
-give the normaliser.
+defensive mixture: Laplace approximations around several points of high posterior density, the prior, and a t distribution with
+the moments of a first round of draws. The same weights give the normaliser.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fmcpe._options import Limits, check_whole_numbers
-from fmcpe._random import seeded
+from fmcpe._random import derive, seeded
 from fmcpe.candidates.base import Candidate, Posterior, Remembered, Shared
 from fmcpe.candidates.emulator import Emulator, Features, count
 from fmcpe.candidates.prior import log_prior
 from fmcpe.nn.conjugate import Regression, fit_conjugate
 from fmcpe.nn.directions import Directions
-from fmcpe.nn.importance import TMixture, pareto_k, systematic
+from fmcpe.nn.importance import TMixture, pareto_k, systematic, tempered
 from fmcpe.problem import Problem
 
 FAR = 1e6
@@ -134,21 +134,49 @@ class _Target:
         return z.gather(1, index[..., None].expand(-1, -1, z.shape[2])).unflatten(0, (self.number, -1))
 
     def log_evidence(self) -> Tensor:
-        """Log of the normaliser, (E·B,): the mean importance weight of fixed draws."""
-        with seeded(0), torch.no_grad():
+        """Log of the normaliser, (E·B,): the mean importance weight of fixed draws.
+
+        Members of a mixture have draws of their own, so that the errors of their normalisers average out.
+        """
+        with seeded(derive(0, str(float(self.regression.weight.flatten()[-1])))), torch.no_grad():
             log_weights = self.weighted(8 * self.first.proposals)[1]
             return log_weights.logsumexp(1) - math.log(log_weights.shape[1])
 
     def weighted(self, number: int) -> tuple[Tensor, Tensor]:
-        """Draws from the defensive mixture, (E·B, number, p), and their log importance weights."""
-        proposal = TMixture(*self._laplace(self._starts()))
-        few = number // 8
-        drawn = proposal.sample(number - few)
-        pool, share = self.first.pool, few / number
-        z = torch.cat([drawn, pool[torch.randint(len(pool), (len(self.seen), few), device=drawn.device)]], dim=1)
-        prior = self.log_prior(z)
-        log_q = torch.logaddexp(proposal.log_prob(z) + math.log(1 - share), prior + math.log(share))
-        return z, (self.log_likelihood(z) + prior - log_q).nan_to_num(-torch.inf)
+        """Draws from the defensive mixture, (E·B, number, p), and their log importance weights.
+
+        Half of the draws come from Laplace approximations and the prior. The others come from a t distribution with the
+        moments of these, weighted; all have the weights of the whole mixture (Cornuet et al., "Adaptive multiple importance
+        sampling", 2012).
+        """
+        few, adapted = number // 8, number // 2
+        pool, laplace = self.first.pool, TMixture(*self._laplace(self._starts()))
+        first = laplace.sample(number - few - adapted)
+        z = torch.cat([first, pool[torch.randint(len(pool), (len(self.seen), few), device=first.device)]], dim=1)
+        shares = [math.log(1 - (few + adapted) / number), math.log(few / number), math.log(adapted / number)]
+        target, prior, near = self._log_target(z), self.log_prior(z), laplace.log_prob(z)
+        moments = self._moments(z, target - torch.logaddexp(near + shares[0], prior + shares[1]))
+        second = moments.sample(adapted)
+        z, target = torch.cat([z, second], dim=1), torch.cat([target, self._log_target(second)], dim=1)
+        parts = [torch.cat([near, laplace.log_prob(second)], dim=1), torch.cat([prior, self.log_prior(second)], dim=1)]
+        parts.append(moments.log_prob(z))
+        log_q = torch.stack([part + share for part, share in zip(parts, shares, strict=True)]).logsumexp(0)
+        return z, (target - log_q).nan_to_num(-torch.inf)
+
+    def _log_target(self, z: Tensor) -> Tensor:
+        """Log of the posterior, up to its normaliser, (E·B, n, p) -> (E·B, n)."""
+        return (self.log_likelihood(z) + self.log_prior(z)).nan_to_num(-torch.inf)
+
+    def _moments(self, z: Tensor, log_weights: Tensor) -> TMixture:
+        """A t distribution with the moments of weighted draws (E·B, n, p); the weights are tempered so that tens count."""
+        weights = tempered(log_weights)[..., None]
+        mean = (weights * z).sum(1, keepdim=True)
+        covariance = (z - mean).mT @ (weights * (z - mean))
+        effective, dim = 1 / weights.square().sum(1), z.shape[2]
+        shrink = (dim / (dim + effective))[..., None]
+        covariance = (1 - shrink) * covariance + shrink * torch.diag_embed(covariance.diagonal(dim1=1, dim2=2))
+        covariance = covariance + 1e-8 * torch.eye(dim, device=z.device)
+        return TMixture(mean, torch.linalg.cholesky(torch.linalg.inv(covariance))[:, None])
 
     def _starts(self) -> Tensor:
         """Draws of the prior, resampled by the likelihood, which is tempered so that tens of draws have weight: (E·B, C, p)."""
@@ -159,9 +187,7 @@ class _Target:
         distance = torch.baddbmm(squares, seen, mean.mT, alpha=-2).clamp_min(0.0)
         each = factor[:, None].expand_as(distance).flatten(1)
         likelihood = self.regression.log_likelihood(distance.flatten(1), each).view(len(self.seen), -1)
-        kth = likelihood.kthvalue(likelihood.shape[1] - min(31, likelihood.shape[1] - 1), dim=1, keepdim=True).values
-        tempering = (3.0 / (likelihood.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
-        return pool[systematic((tempering * likelihood).softmax(1), self.first.modes)]
+        return pool[systematic(tempered(likelihood), self.first.modes)]
 
     def _laplace(self, z: Tensor, steps: int = 6, difference: float = 1e-2) -> tuple[Tensor, Tensor]:
         """Gauss-Newton steps uphill from (E·B, C, p); points, and Cholesky roots of the precision there.

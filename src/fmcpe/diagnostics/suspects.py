@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from fmcpe.record import HeldOut
 
 
+FEWEST = 8
+"""Numerical limit: pairs below which none can be told from the others."""
+
+
 @dataclass(frozen=True)
 class Suspect:
     """A pair that disagrees with all others.
@@ -114,7 +118,7 @@ def suspects(
     """
     check_level(level, "Try suspects(posterior, level=0.05).")
     held_out, truth, names = held_out_of(posterior)
-    if len(truth) < 8:
+    if len(truth) < FEWEST:
         return []
     group, draws = groups_of(held_out.theta)[0], held_out.z
     spaces = ((draws, truth), (physical(posterior, draws), held_out.theta))
@@ -122,9 +126,9 @@ def suspects(
     without = [(d, t - shared_residuals(t - d.mean(1), group)) for d, t in spaces]
     by_theta, within = (torch.stack([_distances(*each) for each in both]).amin(0) for both in (spaces, without))
     at_pairs = None if held_out.at_pairs is None else held_out.at_pairs.mean(1)
-    swaps = swaps_of(truth, held_out.seen.flatten(1), at_pairs)
-    each = (p_values(by_theta, within, group), p_values(*_data_distances(held_out, truth, group), group), swaps.p)
-    p = torch.stack(each, dim=1).clamp_max(1.0)
+    single = p_values(by_theta, within, group), p_values(*_data_distances(held_out, truth, group), group)
+    swaps = swaps_of(truth, held_out.seen.flatten(1), at_pairs).unless(torch.minimum(*single))
+    p = torch.stack([*single, swaps.p], dim=1).clamp_max(1.0)
     adjusted = stats.false_discovery_control(p.flatten().cpu().numpy()).reshape(p.shape).min(axis=1)
     ends = held_out.z.quantile(torch.tensor([0.05, 0.95]).to(held_out.z), dim=1)
     half = held_out.z.std(1).clamp_min(1e-6)

@@ -21,7 +21,7 @@ from fmcpe.diagnostics.misspecification import MisspecificationResult, misspecif
 from fmcpe.diagnostics.report.verdict import Verdict, judge
 from fmcpe.diagnostics.span import span
 from fmcpe.diagnostics.suspects import Suspect, suspects
-from fmcpe.problem import one_of_each
+from fmcpe.problem import groups_of, one_of_each
 
 if TYPE_CHECKING:
     from fmcpe.diagnostics.conformal import Conformal, Intervals
@@ -133,7 +133,7 @@ def gather(
         seed: Of tie-breaking, bootstrap, permutations and draws.
     """
     held_out, found, curve, test = posterior.held_out, None, None, None
-    if held_out is not None and len(held_out.theta) >= 3:
+    if held_out is not None and groups_of(held_out.theta)[1] >= 3:
         found = calibration(posterior, seed=seed)
         rows = one_of_each(held_out.theta, seed)  # repeats at one θ are not independent, as the bands assume
         truth = posterior.space.to_z_safely(held_out.theta[rows])

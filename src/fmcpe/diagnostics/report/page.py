@@ -13,6 +13,7 @@ from fmcpe.diagnostics.report.content import Content, gather
 from fmcpe.diagnostics.report.sections import SECTIONS, parameter_table, verdict_block, weight_table
 from fmcpe.diagnostics.report.verdict import judge
 from fmcpe.diagnostics.suspects import suspects
+from fmcpe.problem import groups_of
 
 if TYPE_CHECKING:
     from fmcpe.posterior import CorrectedPosterior
@@ -92,7 +93,8 @@ def html_of(content: Content) -> str:
 
 def short_html(posterior: CorrectedPosterior) -> str:
     """Verdict, parameters and weights, for notebooks; no style of it reaches the rest of the page."""
-    record, known = posterior.record, posterior.held_out is not None and len(posterior.held_out.theta) >= 3
+    record, held_out = posterior.record, posterior.held_out
+    known = held_out is not None and groups_of(held_out.theta)[1] >= 3
     verdict = judge(record, calibration(posterior) if known else None, suspects(posterior) if known else [])
     colors = {"green": "#1a7f4b", "amber": "#b26a00", "red": "#b3261e", "grey": "#6b7480"}
     edge = f"border-left:.5rem solid {colors[verdict.light]};padding:.1rem .8rem"

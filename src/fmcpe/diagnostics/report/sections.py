@@ -14,6 +14,7 @@ from fmcpe.diagnostics.report import figures
 from fmcpe.diagnostics.report.content import LEVELS, Content, versions
 from fmcpe.diagnostics.report.html import percent, picture, pictures, quiet, table
 from fmcpe.diagnostics.report.verdict import Verdict
+from fmcpe.diagnostics.suspects import FEWEST
 
 if TYPE_CHECKING:
     from fmcpe.record import Record
@@ -199,7 +200,7 @@ def _range(content: Content) -> str:
         out += quiet(
             "Median and central 90 % interval of each parameter."
             if content.intervals is None
-            else "Median and 90 % interval with a guarantee, each parameter by itself."
+            else f"Median and 90 % interval, each parameter by itself. {content.intervals.guarantee}"
         )
     drawn = figures.plane(*_plane(content))
     words = "Summaries of the data in two principal directions. Far from the blue points the answer moves towards the prior."
@@ -257,6 +258,8 @@ def _suspects(content: Content) -> str:
     if content.posterior.held_out is None:
         return ""
     left_out = _notes(content, lambda kind: kind == "outliers")
+    if len(content.posterior.held_out.theta) < FEWEST:
+        return left_out + f"<p>Too few pairs to call one suspect: {FEWEST} are needed.</p>"
     if not content.suspects:
         return left_out or "<p>No pair disagrees with all others.</p>"
     return left_out + "<ul>" + "".join(f"<li>{escape(str(each))}</li>" for each in content.suspects) + "</ul>"
@@ -269,7 +272,7 @@ def _assumptions(content: Content) -> str:
         "conditions.",
         "θ of the pairs is known exactly. An error of the reference instrument counts as an error of the posterior.",
         "Scores on held-out pairs come from members fitted without the pair's fold; the deployed mixture has them all.",
-        f"{pairs} pairs show large errors only; the section on calibration names the smallest.",
+        f"{pairs} pairs show errors above a size that the section on calibration names, and no smaller ones.",
     ]
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 

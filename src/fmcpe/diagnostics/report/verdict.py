@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fmcpe.diagnostics.cross_validated import CalibrationResult
-from fmcpe.diagnostics.suspects import Suspect
+from fmcpe.diagnostics.suspects import FEWEST, Suspect
 
 if TYPE_CHECKING:
     from fmcpe.record import Record
@@ -38,7 +38,8 @@ def judge(record: Record, found: CalibrationResult | None, strange: list[Suspect
     """The verdict on a fit, from its record, its calibration and its suspect pairs."""
     if found is None and record.parameters:
         lines = (
-            f"{record.num_pairs} pairs are too few to test anything: calibration takes 3, and 100 for a clear answer.",
+            f"{record.distinct or record.num_pairs} pairs with different θ are too few to test anything: calibration takes 3, "
+            "and 100 for a clear answer.",
             "Measure more pairs and fit again.",
             _watch(record, strange),
         )
@@ -92,6 +93,8 @@ def _watch(record: Record, strange: list[Suspect]) -> str:
         parts.append(f"{len(strange)} suspect pair{'s' if len(strange) > 1 else ''} ({rows})")
     kinds = [note.short for note in record.notes]
     parts += [f"{kinds.count(kind)} × {kind}" if kinds.count(kind) > 1 else kind for kind in dict.fromkeys(kinds)]
+    if not parts and record.num_pairs < FEWEST:
+        return f"The pairs span the prior. They are too few to call one suspect: {FEWEST} are needed."
     if not parts:
         return "No pair is suspect, and the pairs span the prior."
     return f"Watch: {'; '.join(parts)}."
