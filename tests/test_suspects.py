@@ -56,7 +56,7 @@ def test_clean_pairs_are_rarely_named():
 
 
 def test_one_wrong_pair_makes_no_innocent_one_its_partner():
-    """A sign flip or a mistyped θ among 30 pairs, 40 sets each: it is found, and right pairs are rarely called swapped with it."""
+    """A sign flip or a mistyped θ among 30 pairs, 40 sets each: it is found, and right pairs are rarely named."""
     for fault in ("flip", "typed"):
         found = accused = 0
         with seeded(3):

@@ -16,10 +16,10 @@ pair.
 Two swapped rows are rarely outliers; they are found by the evidence of a regression with and without the swap
 (`fmcpe.swaps`), where that is less probable than that one of both is wrong by itself.
 
-`Stack` leaves a pair with p < 0.03/n, by the p-values among the n training rows alone, out of the fits of its candidates and
-out of the score that its weights minimise. Everything that is reported counts all pairs. The range check leaves out fewer,
-and no swapped rows: there p is also at least that of an exponential tail of log distances (a Pareto tail) with a scale by the
-median excess of the ⌈√n⌉ largest. A few of many pairs are usual where real data have heavy tails, and a wrong pair does not
+`Stack` leaves a pair with p < 0.1/n, by the p-values among the n training rows alone, out of the fits of its candidates, out
+of the score that its weights minimise, and out of the range of the pairs. Everything that is reported counts all pairs. There
+the p-value of an outlier is also at least that of an exponential tail of log distances (a Pareto tail) with a scale by the
+median excess of the ⌈√n⌉ largest: a few of many pairs are usual where real data have heavy tails, and a wrong pair does not
 move the median.
 """
 
@@ -36,18 +36,15 @@ from fmcpe.problem import Problem, groups_of
 from fmcpe.swaps import Swaps, swap_gains
 
 
-def plausible_rows(
-    problem: Problem, rows: Tensor, robust: bool = True, heavy: bool = False, level: float = 0.03, fewest: int = 8
-) -> Tensor:
+def plausible_rows(problem: Problem, rows: Tensor, robust: bool = True, level: float = 0.1, fewest: int = 8) -> Tensor:
     """The rows that are neither outliers among these rows nor swapped.
 
-    Clean rows are lost where y is far from linear in θ and in the simulator's mean, or where its noise is multiplicative.
+    Clean rows are lost where y is far from linear in θ and in the simulator's mean.
 
     Args:
         problem: The pairs, simulations and base posterior.
         rows: Row numbers, (n,).
         robust: Whether to remove rows; otherwise all are returned.
-        heavy: Whether to keep pairs that an estimated Pareto tail makes usual.
         level: Family-wise level: the probability that a clean set of pairs loses one, if its noise is about Gaussian.
         fewest: Smallest number of pairs for which outliers are removed.
     """
@@ -55,9 +52,8 @@ def plausible_rows(
         return rows
     x = None if problem.x is None else problem.x[rows].flatten(2).mean(1)
     z, seen = problem.z[rows], problem.seen[rows].flatten(1)
-    p = p_values(*data_distances(z, seen, x, groups_of(problem.theta[rows])[0]), fewest, heavy)
-    if not heavy:  # y of a swapped pair is as usual as any
-        p = torch.minimum(p, swaps_of(z, seen, x).unless(p).bound)
+    p = p_values(*data_distances(z, seen, x, groups_of(problem.theta[rows])[0]), fewest, heavy=True)
+    p = torch.minimum(p, swaps_of(z, seen, x).unless(p).bound)
     return rows[p >= level / len(rows)]
 
 

@@ -223,10 +223,9 @@ class Stack:
         effective = effective_number(distinct, importance)
         scale = recalibration(held_out, problem.z, effective, self.shrinkage, importance)
         held_out = recalibrated_without_fold(held_out, problem.z, folds, groups, self.shrinkage, importance)
-        in_range = plausible_rows(problem, everything, self.robust, heavy=True)
         mixture = _ensemble(list(fits.values()), weights)
         return Fitted(
-            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, in_range),
+            WithinRange.of(Recalibrated(mixture, scale), problem, self.out_of_range, held_out, kept),
             weights,
             torch.stack([(importance * distances.scores(row)).mean() for row in torch.eye(len(fits)).to(weights)]),
             scores.mean(0),

@@ -128,10 +128,12 @@ class LabelShiftConformal(Conformal):
         hopeless = (rank == number).all(0).nonzero().flatten().tolist()
         if hopeless:
             i, least = hopeless[0], asked / (1 - asked) if asked < 1 else math.inf
+            enough = least * float(self.bounds[:, i].min() / self.weights.mean())
+            advice = f"Measure at least {math.ceil(enough)} such pairs" if math.isfinite(enough) else "Measure more"
             raise ValueError(
                 f"Expected held-out pairs that together weigh at least {least:.4g} times as much as a new observation for a "
                 f"level of {level:g}, got {float(total / self.bounds[:, i].min()):.4g} times ({number} pairs with different θ) "
-                f"whatever the value of parameter {i}. Measure more, or at θ that are more like those in use."
+                f"whatever the value of parameter {i}. {advice}, or at θ that are more like those in use."
             )
         endless = torch.cat([scores, torch.full_like(scores[:1], torch.inf)])
         return endless.gather(0, rank)
