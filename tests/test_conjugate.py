@@ -274,22 +274,22 @@ def test_the_emulator_of_one_parameter_keeps_a_degree_that_numbers_resolve():
 
 
 def test_normalisers_hold_where_laplace_approximations_do_not():
-    """Eight parameters, data one deviation off in each number: against 100 times the draws. Members err independently."""
+    """Eight parameters, data one deviation off in each number: against 30 times the draws. Members err independently."""
     prior = Independent(Normal(torch.zeros(8), torch.ones(8)), 1)
     with seeded(5):
         matrix, theta = torch.randn(8, 10), prior.sample((30,))
         y = theta @ matrix + 0.3 * torch.randn(30, 10)
         base = as_base_posterior(lambda x: prior.sample((len(x),)), prior)
         problem = build_problem(base, None, prior, theta, y, None)
-        members = SyntheticLikelihood().fit_members(problem, [torch.arange(30) != j for j in range(0, 30, 3)])
+        members = SyntheticLikelihood().fit_members(problem, [torch.arange(30) != j for j in range(4)])
     off = (y.mean(0) + y.std(0) * torch.tensor([1.0, -1.0] * 5))[None]
     errors = []
     for member in members:
         target = _Target([member], off)
         with seeded(9), torch.no_grad():
-            log_weights = target.weighted(100 * 8 * member.proposals)[1]
+            log_weights = target.weighted(30 * 8 * member.proposals)[1]
         exact = log_weights.logsumexp(1) - math.log(log_weights.shape[1])
         errors.append(float(target.log_evidence() - exact))
     errors = torch.tensor(errors)
     assert abs(float(errors.mean())) < 0.5, errors  # by Laplace approximations alone -2.1
-    assert bool((errors > 0).any()) and bool((errors < 0).any())
+    assert float(errors.std()) > 0.02
