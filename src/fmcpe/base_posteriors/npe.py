@@ -16,13 +16,12 @@ from typing import Any
 from sbi.inference.posteriors import DirectPosterior
 from sbi.neural_nets import posterior_nn
 from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
-from sbi.utils import process_prior
 from sbi.utils.sbiutils import standardizing_net
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse
+from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse, sbi_prior
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._options import is_number
 from fmcpe._random import seeded
@@ -175,7 +174,7 @@ def train_npe(
         given = given or columns_of(simulations[0])
         simulations = in_order(simulations[0], given, "theta"), simulations[1]
     with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
-        prior = process_prior(prior)[0]
+        prior = sbi_prior(prior)
         check_prior_device(prior, device)
         refuse_coarse(prior)
         unbounded_map(prior, device)  # fail here, not after the simulations
