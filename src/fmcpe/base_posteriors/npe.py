@@ -8,6 +8,7 @@ rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -55,6 +56,17 @@ class FlowSize:
     num_bins: int = 10
 
 
+def _in_turn(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method of sbi that draws from the global generators, in its thread's turn (`fmcpe._turns`)."""
+
+    @functools.wraps(method)
+    def call(self: NPEPosterior, *arguments: Any, **options: Any) -> Tensor:
+        with seeded(None):
+            return method(self, *arguments, **options)
+
+    return call
+
+
 class NPEPosterior(DirectPosterior):
     """An sbi `DirectPosterior` that can be saved: it stores the flow's size and the untrained `embedding_net`.
 
@@ -62,6 +74,11 @@ class NPEPosterior(DirectPosterior):
     """
 
     names: Names | None = None
+
+    sample = _in_turn(DirectPosterior.sample)
+    sample_batched = _in_turn(DirectPosterior.sample_batched)
+    map = _in_turn(DirectPosterior.map)
+    leakage_correction = _in_turn(DirectPosterior.leakage_correction)  # of densities
 
     def __init__(
         self,
