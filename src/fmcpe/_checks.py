@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._arrays import LOSS, UnreadableError, as_numbers, is_plain
-from fmcpe._names import columns_of, in_order
+from fmcpe._names import columns_of, in_order, refuse_other_order
 from fmcpe._random import seeded
 
 MOST_DRAWS = 10**12
@@ -245,6 +245,8 @@ def as_pairs(
     from sbi.utils.sbiutils import within_support
 
     refuse_missing(theta, y)
+    refuse_other_order(theta, "theta", y=y, x=x)
+    refuse_other_order(y, "y", x=x)
     x = in_order(x, columns_of(y), "x")
     theta, y, dim = as_tensor(theta, "theta", rows=5), as_tensor(y, "y", rows=5), parameter_dim(prior)
     if y.ndim == 1:
