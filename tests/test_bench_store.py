@@ -114,7 +114,7 @@ def test_a_lost_base_posterior_is_trained_again_and_said(tmp_path):
 @pytest.mark.parametrize("change", ["DELETE FROM owners WHERE id = ?", "UPDATE units SET owner = NULL WHERE owner = ?"])
 def test_a_unit_whose_owner_is_lost_is_free(change, tmp_path):
     """Otherwise a run would wait for it for ever."""
-    unit = helpers.units(1)[0]
+    unit = UNITS[0]
     with Store(tmp_path) as lost, Store(tmp_path) as other:
         lost.add("main", "smoke", [unit])
         assert lost.claim([unit.id]) and other.claim([unit.id]) is None
