@@ -16,6 +16,8 @@ from fmcpe.bench.progress import Progress
 from fmcpe.bench.restore import restore
 from fmcpe.bench.results import Results
 from fmcpe.bench.run import run
+from fmcpe.bench.salvage import salvage
+from fmcpe.bench.status import status
 from fmcpe.bench.store import Result, Store
 from fmcpe.bench.work import BASE_FILE, DRAWS_FILE
 from fmcpe.cli import main
@@ -81,6 +83,45 @@ def test_a_cell_that_rots_in_a_page_that_is_whole_is_named_and_salvaged(text, to
         assert 1 <= len(UNITS) - len(store.rows()) <= 2
         store.add("main", "smoke", UNITS)
         assert list(store.statuses(unit.id for unit in UNITS).values()).count("waiting") >= 1
+
+
+CHANGES = {
+    "a plan without its unit": "DELETE FROM units WHERE rowid = 1",
+    "metrics that are a list": "UPDATE units SET metrics = '[1]'",
+    "versions that are a list": "UPDATE units SET versions = '[1]'",
+    "times that are text": "UPDATE units SET seconds = 'x', finished = 'y'",
+    "a status of no kind": "PRAGMA ignore_check_constraints = 1; UPDATE units SET status = 'dona'",
+    "a column with another name": "ALTER TABLE units RENAME COLUMN traceback TO tracebaci",
+    "a column of plans with another name": "ALTER TABLE plans RENAME COLUMN unit TO unot",
+    "a table with another name": "ALTER TABLE owners RENAME TO owmers",
+    "an owner's times that are text": "UPDATE owners SET started = 'x', heartbeat = 'y'",
+    "an owner's host that is none": "UPDATE owners SET host = x'00ff'",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_rows_that_changed_are_named_and_salvaged(what, tmp_path):
+    with Store(tmp_path) as store:
+        store.add("main", "smoke", UNITS)
+        store.finish(store.claim([UNITS[0].id]), Result({"energy": 1.0}, 0.1, {}))
+    with sqlite3.connect(tmp_path / "bench.sqlite") as db:
+        db.executescript(CHANGES[what])
+    with pytest.raises(FileError, match="fmcpe bench salvage"):
+        status(tmp_path)
+    salvage(tmp_path)
+    assert "no active run" in status(tmp_path)
+    with Store(tmp_path) as store:
+        store.add("main", "smoke", UNITS)
+        assert set(store.statuses(unit.id for unit in UNITS).values()) <= {"waiting", "done"}
+        assert store.claim([UNITS[-1].id])
+
+
+def test_names_that_are_no_text_are_damage(tmp_path):
+    path = finished(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"traceback TEXT", b"tracebac\xff TEXT"))
+    with pytest.raises(FileError, match="fmcpe bench salvage"):
+        status(tmp_path)
 
 
 def test_a_header_that_is_gone_is_named(tmp_path, capsys):

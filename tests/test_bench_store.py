@@ -9,6 +9,7 @@ import time
 from functools import partial
 
 import bench_helpers as helpers
+import pytest
 
 from fmcpe.bench.progress import Progress
 from fmcpe.bench.run import MAX_DEATHS, run
@@ -108,3 +109,16 @@ def test_a_lost_base_posterior_is_trained_again_and_said(tmp_path):
     assert said.getvalue() == f"fmcpe bench: {lost} is missing; training {UNITS[0].label} again.\n"
     with Store(tmp_path, read_only=True) as store:
         assert [what for unit, what in store.events() if unit == UNITS[0].id][-3:] == ["lost", "claimed", "done"]
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM owners WHERE id = ?", "UPDATE units SET owner = NULL WHERE owner = ?"])
+def test_a_unit_whose_owner_is_lost_is_free(change, tmp_path):
+    """Otherwise a run would wait for it for ever."""
+    unit = UNITS[0]
+    with Store(tmp_path) as lost, Store(tmp_path) as other:
+        lost.add("main", "smoke", [unit])
+        assert lost.claim([unit.id]) and other.claim([unit.id]) is None
+        lost._db.execute(change, (lost.owner,))
+        assert other.claim([unit.id]) == unit.id
+        other._db.execute("DELETE FROM owners WHERE id = ?", (other.owner,))
+        assert other.claim([unit.id]) is None and other.statuses([unit.id]) == {unit.id: "running"}

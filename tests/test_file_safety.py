@@ -301,3 +301,72 @@ def test_a_kill_at_every_tenth_write_leaves_the_old_file(posterior, tmp_path):
     posterior.save(path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["new", "run.fmcpe"]
     assert torch.equal(draws(path), draws(new))
+
+
+# ------------------------------------------------------------------ names that are no plain files
+
+
+def test_a_link_keeps_its_place_and_its_target_is_written(posterior, tmp_path):
+    target, link = tmp_path / "disk" / "run.fmcpe", tmp_path / "run.fmcpe"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for _ in range(2):  # a target that is missing, and one that is there
+        assert posterior.save(link) == link
+        assert link.is_symlink() and target.is_file() and not target.is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["disk", "run.fmcpe"]
+
+
+@pytest.mark.parametrize(("kind", "make"), [("pipe", os.mkfifo), ("device", lambda path: path.symlink_to(os.devnull))])
+def test_a_pipe_or_a_device_is_refused_and_stays(kind, make, posterior, tmp_path):
+    path = tmp_path / "node"
+    make(path)
+    before = path.stat()
+    with pytest.raises(ValueError, match=rf"^Expected a regular file, got a {kind} at .* Pass a file name\."):
+        posterior.save(path)
+    assert path.stat().st_mode == before.st_mode and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_keeps_its_permissions(mode, posterior, tmp_path):
+    path, umask = copied(NEWEST, tmp_path / "run.fmcpe"), os.umask(0o022)
+    path.chmod(mode)
+    try:
+        posterior.save(path)
+    finally:
+        os.umask(umask)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+WRONG_PATHS = {
+    "number": (3, TypeError, "Expected a file name, got 3. Pass text"),
+    "nothing": (None, TypeError, "Expected a file name, got None. Pass text"),
+    "long": ("a" * 300 + ".csv", OSError, "Expected a path .*, got aaa.* Pass another path"),
+    "NUL": ("a\0b.csv", ValueError, r"Expected a file name, got 'a\\x00b.csv' .*\. Pass another name"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_PATHS)
+def test_what_is_no_path_is_one_clear_error(what, posterior, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, error, words = WRONG_PATHS[what]
+    for call in (posterior.save, fmcpe.load, posterior.draws(2, x=Y).save, posterior.report):
+        with pytest.raises(error, match=words):
+            call(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_long_name_that_the_disk_takes_is_written(posterior, tmp_path):
+    assert posterior.save(tmp_path / ("a" * 255)).is_file()
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    path = copied(NEWEST, tmp_path / "run.fmcpe")
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refused)  # root may read all files
+    with pytest.raises(
+        PermissionError, match=rf"Expected a file that can be read, got {path} .*Change its permissions"
+    ):
+        fmcpe.load(path)

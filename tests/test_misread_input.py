@@ -8,7 +8,7 @@ import torch
 from conftest import PRIOR, observe, simulate
 from sbi.utils import BoxUniform
 
-from fmcpe import FMCPE, Stack, as_base_posterior, candidates, train_npe
+from fmcpe import FMCPE, Stack, as_base_posterior, baselines, candidates, train_npe
 from fmcpe import simulate as simulate_all
 from fmcpe._checks import as_pairs, as_theta
 from fmcpe._random import derive
@@ -270,3 +270,49 @@ def test_parameters_of_densities_are_plain_numbers(theta):
 def test_more_draws_than_anybody_can_store_are_refused(fitted, pairs, shape):
     with pytest.raises(ValueError, match="Expected sample_shape of at most 1e\\+12 draws"):
         fitted.sample(shape, x=pairs[1][0])
+
+
+def fit_by_dpe(theta, y):
+    return baselines.DPE(PRIOR).fit(theta, y)
+
+
+@pytest.mark.parametrize("fit", [FMCPE(BASE, simulate, recipe=LIGHT).fit, fit_by_dpe])
+def test_tables_with_the_same_labels_in_another_order_are_refused(frames, fit):
+    """They would be paired by position, and nobody would see it."""
+    theta, y, _ = frames
+    theta = pandas.DataFrame(theta.numpy(), columns=["u", "v"])
+    for table in (y[::-1], y.set_index(y.index[::-1])):
+        with pytest.raises(
+            ValueError, match=r"^Expected y .* order of theta, got .* Pass y\.loc\[theta\.index\], or y\.to_n"
+        ):
+            fit(theta, table)
+
+
+def test_weights_and_simulations_in_another_order_are_refused(frames):
+    theta, y, orders = frames
+    ratio, method = pandas.Series(1.0, index=y.index), FMCPE(BASE, simulate, recipe=LIGHT)
+    table = pandas.DataFrame(theta.numpy())
+    for pairs, what in (((theta, y), "y"), ((table, y.to_numpy()), "theta")):
+        for run in (
+            method.fit,
+            lambda *a, **o: learning_curve(method, *a, **o),
+            lambda *a, **o: method.fit(*a, conformal="cv+", **o),
+        ):
+            with pytest.raises(ValueError, match=rf"^Expected weights .* Pass weights\.loc\[{what}\.index\], or"):
+                run(*pairs, weights=ratio[::-1])
+    with pytest.raises(ValueError, match=r"Pass x\.loc\[y\.index\], or"):
+        method.fit(theta, y, orders[0][::-1])
+
+
+def test_tables_with_equal_or_other_labels_are_paired_by_position(frames):
+    theta, y, _ = frames
+    table = pandas.DataFrame(theta.numpy())
+    for one, other in (
+        (table[::-1], y[::-1]),
+        (table, y.set_index(y.index + 100)),
+        (table, y.set_index(pandas.Index([f"run {k}" for k in range(len(y))]))),
+        (table[::-1], y.to_numpy()[::-1]),
+        (table, y.set_index(y.index.astype(float))),
+    ):
+        found = as_pairs(one, other, None, PRIOR, None)
+        assert all(len(each) == len(theta) for each in found[:2])

@@ -1,13 +1,18 @@
 """The base posterior: simulations that do not fit into memory, settings, and embeddings without weights."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from conftest import PRIOR
+from sbi.utils import MultipleIndependent
 from torch import nn
+from torch.distributions import Independent, LKJCholesky, Normal, Uniform
 
 import fmcpe
 from fmcpe import baselines, tasks, train_npe
+from fmcpe._checks import parameter_dim, sbi_prior
 from fmcpe.base_posteriors import npe
 from fmcpe.nn.embeddings import level_aware_part
 from fmcpe.nn.training import Training
@@ -127,3 +132,37 @@ def test_data_on_a_baseline_are_not_roughened():
             show_progress_bars=False,
         )
         assert (level_aware_part(base.posterior_estimator) is not None) == expected
+
+
+WRONG_PRIORS = {
+    "text": ("uniform", "Expected prior to be a torch distribution, got a str"),
+    "none": (None, "Expected (the prior of the simulations|prior to be a torch distribution), got "),
+    "no vector": (LKJCholesky(2), r"got batch shape \(\) and event shape \(2, 2\)"),
+    "batch": (Uniform(torch.zeros(2), torch.ones(2)), r"got batch shape \(2,\) and event shape \(\)"),
+    "number": (Normal(0.0, 1.0), r"got batch shape \(\) and event shape \(\)"),
+    "matrix": (Independent(Normal(torch.zeros(2, 2), torch.ones(2, 2)), 2), r"event shape \(2, 2\)"),
+}
+TRAINERS = {
+    "train_npe": lambda prior: train_npe(simulate, prior, 10, show_progress_bars=False),
+    "NNPE": lambda prior: baselines.NNPE(simulate, prior, 10).fit(),
+    "NPERS": lambda prior: baselines.NPERS(simulate, prior, 10).fit(y=torch.zeros(3, 3)),
+    "JNPE": lambda prior: baselines.JNPE(simulate, prior, 10).fit(),
+    "DPE": lambda prior: baselines.DPE(prior).fit(torch.zeros(3, 2), torch.zeros(3, 3)),
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("what", WRONG_PRIORS)
+def test_a_wrong_prior_is_refused_with_advice(what, trainer):
+    prior, words = WRONG_PRIORS[what]
+    with pytest.raises((TypeError, ValueError), match=rf"^(?=Expected ).*{words}.*\. (Pass|Use|Call) "):
+        TRAINERS[trainer](prior)
+
+
+def test_priors_that_sbi_takes_are_still_taken():
+    one = Uniform(torch.zeros(1), torch.ones(1))
+    with pytest.warns(UserWarning, match="as a sequence"):
+        assert parameter_dim(sbi_prior([one, Normal(torch.zeros(1), torch.ones(1))])) == 2
+    assert parameter_dim(sbi_prior(one)) == 1 and parameter_dim(sbi_prior(PRIOR)) == 2
+    assert parameter_dim(sbi_prior(MultipleIndependent([one, one], validate_args=False))) == 2
+    assert parameter_dim(sbi_prior(SimpleNamespace(sample=PRIOR.sample, log_prob=PRIOR.log_prob))) == 2

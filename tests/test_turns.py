@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import PRIOR, simulate
+from sbi.inference.posteriors import DirectPosterior
 
 from fmcpe import FMCPE, Stack, _interrupts, _random, _turns, as_base_posterior, candidates
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
+from fmcpe.base_posteriors.npe import FlowSize, NPEPosterior, build_estimator
 
 LIGHT = Stack([candidates.Prior(), candidates.Uncorrected(), candidates.ResidualShift()])
 QUIET = {"show_progress_bars": False}
@@ -34,6 +36,15 @@ def rough_base():
 @pytest.fixture(scope="module")
 def posterior(rough_base, pairs):
     return FMCPE(rough_base, simulate, recipe=LIGHT).fit(*pairs, seed=0, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    """A posterior as `train_npe` returns it, without the training."""
+    with seeded(0):
+        theta = PRIOR.sample((100,))
+        estimator = build_estimator(theta, simulate(theta), PRIOR, FlowSize(8, 1, 4), None)
+        return NPEPosterior(estimator, PRIOR, FlowSize(8, 1, 4), None, {})
 
 
 def state():
@@ -101,6 +112,41 @@ def test_draws_of_a_base_posterior_take_their_turn(posterior, rough_base, pairs)
         sys.setswitchinterval(before)
         for worker in workers:
             worker.join()
+
+
+@pytest.mark.parametrize("name", ["sample", "sample_batched", "map", "log_prob"])
+def test_draws_of_a_trained_posterior_wait_for_their_turn(name, untrained, monkeypatch):
+    """A seeded section of another thread keeps the generators for itself; in one thread the bits are those of sbi."""
+    x, entered, done = torch.zeros(1, 3), threading.Event(), threading.Event()
+    untrained.set_default_x(x)
+    arguments = {"sample": ((5,),), "sample_batched": ((5,), x), "map": (None, 2, 3), "log_prob": (PRIOR.mean[None],)}
+    options = {
+        "map": {"num_init_samples": 5, "force_update": True},
+        "log_prob": {"leakage_correction_params": {"num_rejection_samples": 50, "force_update": True}},
+    }.get(name, QUIET)
+
+    def draw(kind=NPEPosterior):
+        done.set()
+        return getattr(kind, name)(untrained, *arguments[name], **options)
+
+    torch.manual_seed(0)
+    mine, after = draw(), torch.rand(3)
+    torch.manual_seed(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(NPEPosterior, "leakage_correction", DirectPosterior.leakage_correction)
+        assert torch.equal(draw(DirectPosterior), mine) and torch.equal(torch.rand(3), after)
+    done.clear()
+    worker = threading.Thread(target=lambda: (entered.set(), draw()))
+    with seeded(1):
+        expected = torch.rand(3)
+    with seeded(1):
+        worker.start()
+        assert entered.wait(20) and done.wait(20)
+        worker.join(0.3)
+        assert worker.is_alive(), "it did not wait"
+        assert torch.equal(torch.rand(3), expected)
+    worker.join(20)
+    assert not worker.is_alive()
 
 
 # ------------------------------------------------------------------ no deadlock

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from fmcpe._arrays import LOSS, UnreadableError, as_numbers, is_plain
-from fmcpe._names import columns_of, in_order
+from fmcpe._names import columns_of, in_order, refuse_other_order
 from fmcpe._random import seeded
 
 MOST_DRAWS = 10**12
@@ -71,6 +71,34 @@ def finite_rows(data: Tensor) -> Tensor:
     if bool(torch.isfinite(data.sum())):
         return torch.ones(len(data), dtype=torch.bool, device=data.device)
     return torch.isfinite(data).flatten(1).all(1)
+
+
+def check_prior(prior: Any) -> None:
+    """Refuse what is no distribution over θ of shape (p,)."""
+    if not isinstance(prior, Distribution):
+        raise TypeError(
+            f"Expected prior to be a torch distribution, got a {type(prior).__name__}. Pass e.g. "
+            "sbi.utils.BoxUniform(low, high)."
+        )
+    if len(prior.batch_shape) or len(prior.event_shape) != 1:
+        raise ValueError(
+            f"Expected a prior over θ of shape (p,), got batch shape {tuple(prior.batch_shape)} and event shape "
+            f"{tuple(prior.event_shape)}. Use e.g. torch.distributions.Independent(Normal(zeros, ones), 1)."
+        )
+
+
+def sbi_prior(prior: Any) -> Distribution:
+    """The prior in sbi's form; sbi also takes a list of priors, one number in a batch of one, and any object that draws."""
+    from sbi.utils import process_prior
+
+    for each in prior if isinstance(prior, list | tuple) and prior else [prior]:
+        if isinstance(each, Distribution):
+            taken = each.batch_shape + each.event_shape == (1,)
+        else:
+            taken = hasattr(each, "sample") and hasattr(each, "log_prob")
+        if not taken:
+            check_prior(each)
+    return process_prior(prior)[0]
 
 
 def parameter_dim(prior: Distribution) -> int:
@@ -217,6 +245,8 @@ def as_pairs(
     from sbi.utils.sbiutils import within_support
 
     refuse_missing(theta, y)
+    refuse_other_order(theta, "theta", y=y, x=x)
+    refuse_other_order(y, "y", x=x)
     x = in_order(x, columns_of(y), "x")
     theta, y, dim = as_tensor(theta, "theta", rows=5), as_tensor(y, "y", rows=5), parameter_dim(prior)
     if y.ndim == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -85,3 +86,17 @@ def in_order(value: Any, names: Sequence[str] | None, what: str) -> Any:
             f"{what}.to_numpy() if their order is that of the names."
         )
     return value[list(names)]
+
+
+def refuse_other_order(reference: Any, what: str, **others: Any) -> None:
+    """Refuse tables of pandas whose index has the labels of the one of `reference` in another order."""
+    labels = getattr(reference, "index", None)
+    for name, value in others.items():
+        own = getattr(value, "index", None)
+        if not hasattr(labels, "equals") or not hasattr(own, "equals") or labels.equals(own):
+            continue
+        if len(labels) == len(own) and Counter(labels) == Counter(own):
+            raise ValueError(
+                f"Expected {name} with its rows in the order of {what}, got the same labels in another order. Pass "
+                f"{name}.loc[{what}.index], or {name}.to_numpy() if the order is meant."
+            )

@@ -26,7 +26,7 @@ from fmcpe._checks import (
     refuse_coarse,
 )
 from fmcpe._errors import FMCPEWarning
-from fmcpe._names import as_names, as_units, columns_of, default_names, in_order
+from fmcpe._names import as_names, as_units, columns_of, default_names, in_order, refuse_other_order
 from fmcpe._options import settings_of
 from fmcpe._random import seeded
 from fmcpe._simulator import CheckedSimulator
@@ -145,6 +145,8 @@ class FMCPE:
         Returns:
             The corrected posterior; ``x=`` of its methods is the real observation.
         """
+        refuse_other_order(theta, "theta", weights=weights)
+        refuse_other_order(y, "y", weights=weights)
         if conformal is not None:
             from fmcpe.diagnostics.cv_plus import fit_with_cv_plus
 

@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 
 from fmcpe._ambient import user_code
 from fmcpe._arrays import returned_numbers
-from fmcpe._checks import parameter_dim
+from fmcpe._checks import check_prior, parameter_dim
 from fmcpe.base_posteriors.base import BasePosterior, OnSummary
 from fmcpe.base_posteriors.bayesflow import from_bayesflow, is_bayesflow
 from fmcpe.base_posteriors.other_sbi import other_base
@@ -203,16 +203,8 @@ def as_base_posterior(
         >>> base.sample(y_test, 7).shape  # seven draws for each of fifty observations
         torch.Size([50, 7, 1])
     """
-    if prior is not None and not isinstance(prior, Distribution):
-        raise TypeError(
-            f"Expected prior to be a torch distribution, got a {type(prior).__name__}. Pass e.g. "
-            "sbi.utils.BoxUniform(low, high)."
-        )
-    if prior is not None and (len(prior.batch_shape) or len(prior.event_shape) != 1):
-        raise ValueError(
-            f"Expected a prior over θ of shape (p,), got batch shape {tuple(prior.batch_shape)} and event shape "
-            f"{tuple(prior.event_shape)}. Use e.g. torch.distributions.Independent(Normal(zeros, ones), 1)."
-        )
+    if prior is not None:
+        check_prior(prior)
     if isinstance(posterior, BasePosterior):
         return posterior
     _refuse_other_parts_of_sbi(posterior, prior)

@@ -8,6 +8,7 @@ rate reaches in ten minutes (``benchmarks/npe_schedule.py``).
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,13 +17,12 @@ from typing import Any
 from sbi.inference.posteriors import DirectPosterior
 from sbi.neural_nets import posterior_nn
 from sbi.neural_nets.estimators.base import ConditionalDensityEstimator
-from sbi.utils import process_prior
 from sbi.utils.sbiutils import standardizing_net
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse
+from fmcpe._checks import check_prior_device, finite_rows, parameter_dim, refuse_coarse, sbi_prior
 from fmcpe._names import Names, as_names, columns_of, in_order
 from fmcpe._options import is_number
 from fmcpe._random import seeded
@@ -56,6 +56,17 @@ class FlowSize:
     num_bins: int = 10
 
 
+def _in_turn(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method of sbi that draws from the global generators, in its thread's turn (`fmcpe._turns`)."""
+
+    @functools.wraps(method)
+    def call(self: NPEPosterior, *arguments: Any, **options: Any) -> Tensor:
+        with seeded(None):
+            return method(self, *arguments, **options)
+
+    return call
+
+
 class NPEPosterior(DirectPosterior):
     """An sbi `DirectPosterior` that can be saved: it stores the flow's size and the untrained `embedding_net`.
 
@@ -63,6 +74,11 @@ class NPEPosterior(DirectPosterior):
     """
 
     names: Names | None = None
+
+    sample = _in_turn(DirectPosterior.sample)
+    sample_batched = _in_turn(DirectPosterior.sample_batched)
+    map = _in_turn(DirectPosterior.map)
+    leakage_correction = _in_turn(DirectPosterior.leakage_correction)  # of densities
 
     def __init__(
         self,
@@ -175,7 +191,7 @@ def train_npe(
         given = given or columns_of(simulations[0])
         simulations = in_order(simulations[0], given, "theta"), simulations[1]
     with settled(), seeded(seed):  # sbi draws from the prior to check it, and again to build the posterior
-        prior = process_prior(prior)[0]
+        prior = sbi_prior(prior)
         check_prior_device(prior, device)
         refuse_coarse(prior)
         unbounded_map(prior, device)  # fail here, not after the simulations

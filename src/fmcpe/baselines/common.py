@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sbi.utils import process_prior
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from fmcpe._checks import as_unlabelled, parameter_dim
+from fmcpe._checks import as_unlabelled, parameter_dim, sbi_prior
 from fmcpe.base_posteriors.base import BasePosterior
 from fmcpe.base_posteriors.npe import FlowSize, Rows, simulate
 from fmcpe.base_posteriors.rows import that_worked
@@ -122,5 +121,5 @@ class SimulationTrained:
 
     def _simulate(self) -> tuple[Distribution, Tensor, Rows]:
         """The prior in sbi's form, θ and x, drawn in the same order as by `fmcpe.train_npe`."""
-        prior = process_prior(self.prior)[0]
+        prior = sbi_prior(self.prior)
         return prior, *simulate(self.simulator, prior, self.num_simulations, self.simulations)

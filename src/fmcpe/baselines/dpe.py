@@ -9,12 +9,11 @@ import time
 from typing import Any
 
 import torch
-from sbi.utils import process_prior
 from torch import nn
 from torch.distributions import Distribution
 
 from fmcpe._ambient import settled
-from fmcpe._checks import as_pairs
+from fmcpe._checks import as_pairs, sbi_prior
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
 from fmcpe.base_posteriors.npe import FlowSize, fit_npe
@@ -71,7 +70,7 @@ class DPE:
         """
         started = time.perf_counter()
         with settled(), seeded(seed):
-            prior = process_prior(self.prior)[0]
+            prior = sbi_prior(self.prior)
             theta, y, _ = as_pairs(theta, y, None, prior, None)
             posterior = fit_npe(
                 theta, y, prior, self.embedding_net, self.flow, self.training, self.device, show_progress_bars, what="DPE"

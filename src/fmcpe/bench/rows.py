@@ -12,6 +12,10 @@ from typing import Any
 from fmcpe.bench.sqlite_errors import damaged
 from fmcpe.bench.units import Unit
 
+STATUSES = ("waiting", "running", "done", "failed")
+FAR = 1e11
+"""A time after all others, in seconds."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -39,17 +43,36 @@ class Row:
     def read(cls, found: sqlite3.Row, path: Path) -> Row:
         """The row of a store at `path`, unless the disk has changed it."""
         if is_rotten(found):
-            raise damaged(path, f"the row of unit {found['id']!r} was changed")
+            raise damaged(path, f"the row of unit {found[0]!r} was changed")
         metrics, versions = (json.loads(found[name] or "{}") for name in ("metrics", "versions"))
         unit = Unit.from_json(found["unit"])
         return cls(unit, found["status"], found["seconds"], metrics, versions, found["traceback"], found["attempts"])
 
 
 def is_rotten(found: sqlite3.Row) -> bool:
-    """Whether a unit is not the one that its id is the hash of, or its results are no JSON."""
+    """Whether a unit is not the one that its id is the hash of, or its state or results are not as they are written."""
     try:
-        for name in ("metrics", "versions"):
-            json.loads(found[name] or "{}")
-        return hashlib.sha256(found["unit"].encode()).hexdigest()[:16] != found["id"]
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        metrics, versions = (json.loads(found[name] or "{}") for name in ("metrics", "versions"))
+        times = [found[name] for name in ("started", "finished", "seconds")]
+        whole = (
+            isinstance(metrics, dict)
+            and not any(isinstance(value, list | dict) for value in versions.values())
+            and all(isinstance(value, int | float | None) for value in times)
+            and isinstance(found["attempts"], int)
+            and isinstance(found["traceback"], str | None)
+            and found["status"] in STATUSES
+        )
+        return not whole or hashlib.sha256(found["unit"].encode()).hexdigest()[:16] != found["id"]
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return True
+
+
+def is_rotten_owner(found: sqlite3.Row) -> bool:
+    """Whether a run on the directory is not as it is written."""
+    try:
+        times = [found["heartbeat"], found["started"], 0 if found["ended"] is None else found["ended"]]
+        texts = [found[name] for name in ("id", "host", "born", "command")]
+        whole = all(isinstance(text, str) for text in texts) and isinstance(found["pid"], int)
+        return not whole or not all(0 <= value < FAR for value in times)
+    except (LookupError, TypeError):
         return True

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from fmcpe.bench.rows import is_rotten
+from fmcpe.bench.rows import is_rotten, is_rotten_owner
 from fmcpe.bench.schema import SCHEMA
 
 TABLES = ("units", "plans", "owners", "events", "files")
@@ -37,6 +37,9 @@ def salvage(directory: str | Path) -> tuple[dict[str, int], Path]:
         for row in new.execute("SELECT * FROM units").fetchall():
             if is_rotten(row):
                 saved["units"] -= new.execute("DELETE FROM units WHERE id = ?", (row["id"],)).rowcount
+        for row in new.execute("SELECT * FROM owners").fetchall():
+            if is_rotten_owner(row):
+                saved["owners"] -= new.execute("DELETE FROM owners WHERE id IS ?", (row["id"],)).rowcount
         known = {row[0] for row in new.execute("SELECT id FROM units")}
         for (unit,) in new.execute("SELECT DISTINCT unit FROM plans").fetchall():
             if unit not in known:  # its description is lost: a new run plans it again

@@ -32,7 +32,9 @@ def status(directory: str | Path, failures: bool = False) -> str:
         )
     for owner in alive:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["started"]))
-        lines.append(f"active: process {owner['pid']} on {owner['host'].split()[0]} since {since}: {owner['command']}")
+        lines.append(
+            f"active: process {owner['pid']} on {owner['host'].partition(' ')[0]} since {since}: {owner['command']}"
+        )
     lines += ["no active run"] if not alive else []
     failed = {identifier: row for identifier, row in rows.items() if row.status == "failed"}
     for identifier, row in failed.items():

@@ -25,7 +25,7 @@ from typing import Any
 
 from fmcpe._disk import write_whole
 from fmcpe._errors import FileError
-from fmcpe.bench.rows import Result, Row
+from fmcpe.bench.rows import STATUSES, Result, Row, is_rotten_owner
 from fmcpe.bench.schema import SCHEMA
 from fmcpe.bench.sqlite_errors import damaged, explained
 from fmcpe.bench.system import born, namespace
@@ -72,7 +72,8 @@ class Store:
             )
         if read_only:
             return
-        self._to_wal()
+        with explained(path):
+            self._to_wal()
         with self._transaction():
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
@@ -129,11 +130,13 @@ class Store:
     def claim(self, identifiers: Iterable[str]) -> str | None:
         """Claim the first free unit of these atomically; None if there is none."""
         with self._transaction():
-            gone = [row["id"] for row in self._db.execute("SELECT * FROM owners") if self._is_gone(row)]
-            marks = ", ".join("?" * len(gone))
+            alive = [self.owner, *(row["id"] for row in self._owners() if not self._is_gone(row))]
+            marks = ", ".join("?" * len(alive))
+            # also those whose owner is lost: nobody else would free them
             self._db.execute(
-                f"UPDATE units SET status = 'waiting', owner = NULL WHERE status = 'running' AND owner IN ({marks})",
-                gone,
+                "UPDATE units SET status = 'waiting', owner = NULL WHERE status = 'running' "
+                f"AND (owner IS NULL OR owner NOT IN ({marks}))",
+                alive,
             )
             waiting = {row["id"] for row in self._db.execute("SELECT id FROM units WHERE status = 'waiting'")}
             for identifier in identifiers:
@@ -228,7 +231,11 @@ class Store:
     def statuses(self, identifiers: Iterable[str]) -> dict[str, str]:
         """Status of each of these units."""
         known = {row["id"]: row["status"] for row in self._read("SELECT id, status FROM units")}
-        return {identifier: known[identifier] for identifier in identifiers}
+        found = {identifier: known.get(identifier, "") for identifier in identifiers}
+        wrong = [identifier for identifier, status in found.items() if status not in STATUSES]
+        if wrong:
+            raise damaged(self._path, f"the row of unit {wrong[0]!r} was changed, or is gone")
+        return found
 
     def rows(self, identifiers: Iterable[str] | None = None) -> dict[str, Row]:
         """Units with state and results, by id; all of them by default."""
@@ -242,18 +249,20 @@ class Store:
     def plans(self) -> dict[tuple[str, str], list[str]]:
         """The units of each (experiment, preset), in order."""
         found: dict[tuple[str, str], list[str]] = {}
-        for row in self._read("SELECT * FROM plans ORDER BY experiment, preset, position"):
+        lost = self._read("SELECT unit FROM plans WHERE unit NOT IN (SELECT id FROM units) LIMIT 1")
+        if lost:
+            raise damaged(self._path, f"a plan names unit {lost[0][0]!r}, which is gone")
+        for row in self._read("SELECT experiment, preset, unit FROM plans ORDER BY experiment, preset, position"):
             found.setdefault((row["experiment"], row["preset"]), []).append(row["unit"])
         return found
 
     def owners(self) -> list[dict[str, Any]]:
         """All runs on this directory, and whether each is still active."""
-        rows = self._read("SELECT * FROM owners ORDER BY started")
-        return [dict(row) | {"alive": not self._is_gone(row)} for row in rows]
+        return [dict(row) | {"alive": not self._is_gone(row)} for row in self._owners()]
 
     def events(self) -> list[tuple[str, str]]:
         """Events in order: (unit, "claimed" | "done" | "failed" | "lost" | "restored")."""
-        return [(row["unit"], row["what"]) for row in self._read("SELECT * FROM events ORDER BY rowid")]
+        return [(row["unit"], row["what"]) for row in self._read("SELECT unit, what FROM events ORDER BY rowid")]
 
     def file(self, identifier: str, name: str) -> Path:
         """Path of a file of a unit."""
@@ -272,7 +281,7 @@ class Store:
             row = self._db.execute(
                 "SELECT sha256 FROM files WHERE unit = ? AND name = ?", (identifier, name)
             ).fetchone()
-        if row is not None and row["sha256"] != sha256(found).hexdigest():
+        if row is not None and row[0] != sha256(found).hexdigest():
             raise FileError(f"Expected {path} as it was stored, got other bytes: it is damaged. Delete it.")
         return found
 
@@ -281,6 +290,12 @@ class Store:
     def _read(self, query: str) -> list[sqlite3.Row]:
         with self._lock, explained(self._path):
             return self._db.execute(query).fetchall()
+
+    def _owners(self) -> list[sqlite3.Row]:
+        rows = self._read("SELECT * FROM owners ORDER BY started")
+        if any(is_rotten_owner(row) for row in rows):
+            raise damaged(self._path, "the row of a run was changed")
+        return rows
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

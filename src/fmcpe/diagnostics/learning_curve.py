@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fmcpe._ambient import quiet
 from fmcpe._checks import as_pairs
-from fmcpe._names import in_order
+from fmcpe._names import in_order, refuse_other_order
 from fmcpe._options import check_level, check_whole, is_whole
 from fmcpe._random import derive, seeded
 from fmcpe.diagnostics.power_law import PowerLaw, PowerLawPrior, spread_of_increments
@@ -209,6 +209,8 @@ def learning_curve(
     used.recipe = method.recipe if recipe is None else _as_recipe(recipe)
     stack = _as_stack(used.recipe)
     theta = in_order(theta, method.names, "theta")
+    refuse_other_order(theta, "theta", weights=weights)
+    refuse_other_order(y, "y", weights=weights)
     theta, y, x = as_pairs(theta, y, x, method.base.prior, method.base.raw_shape)
     importance = torch.ones(len(theta)) if weights is None else _as_importance(weights, len(theta))
     groups, distinct = groups_of(theta)

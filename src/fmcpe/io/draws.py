@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmcpe._disk import write_whole
+from fmcpe._disk import as_path, write_whole
 from fmcpe.io.columns import Array
 from fmcpe.io.tables import optional
 
@@ -220,7 +220,7 @@ def attributes_of(units: Sequence[str], k: int) -> dict[str, str]:
 
 def check_output(path: str | Path) -> Path:
     """The path, if draws can be written to it by its ending and folder; `fmcpe sample` checks this before it draws."""
-    path = Path(path)
+    path = as_path(path)
     if path.suffix.lower() not in (".csv", ".npz", ".nc"):
         raise ValueError(f"Expected a file ending in .csv, .npz or .nc, got {path}. Try draws.nc.")
     if not path.parent.is_dir() or path.is_dir():

@@ -67,6 +67,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         manifest = _json(text)
     except FileError:
         raise
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"Expected a file that can be read, got {path} ({error.strerror}). Change its permissions, or load a copy.",
+        ) from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, RuntimeError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise FileError(

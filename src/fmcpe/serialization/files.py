@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fmcpe._ambient import settled
-from fmcpe._disk import write_whole
+from fmcpe._disk import as_path, write_whole
 from fmcpe._errors import FileError, FMCPEWarning
 from fmcpe._random import seeded
 from fmcpe.base_posteriors.adapters import as_base_posterior
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def save(posterior: CorrectedPosterior, path: str | Path) -> Path:
     """Write `posterior` to `path` atomically."""
-    path, shared = Path(path), posterior.shared
+    path, shared = as_path(path), posterior.shared
     base, tensors = describe_base(shared.base)
     target = None if shared.target_prior is shared.base.prior else describe_prior(shared.target_prior)
     described = target is not None or shared.target_prior is shared.base.prior
@@ -93,6 +93,7 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
     Raises:
         FileError: If the file is damaged, malformed, of another format, or lacks a part that must be passed.
         FileNotFoundError: If there is no such file.
+        OSError: If the system does not let it be read.
 
     Example:
         >>> path = posterior.save(folder / "run.fmcpe")
@@ -100,7 +101,7 @@ def load(path: str | Path, posterior: Any = None, embedding_net: nn.Module | Non
         >>> bool((again.sample((5,), x=y_obs, seed=0) == posterior.sample((5,), x=y_obs, seed=0)).all())
         True
     """
-    path = Path(path)
+    path = as_path(path)
     with settled():
         manifest, tensors = read(path)
         check_sizes(manifest, tensors, path)

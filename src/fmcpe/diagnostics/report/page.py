@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fmcpe._disk import write_whole
+from fmcpe._disk import as_path, write_whole
 from fmcpe.diagnostics.cross_validated import calibration
 from fmcpe.diagnostics.report.content import Content, gather
 from fmcpe.diagnostics.report.sections import SECTIONS, parameter_table, verdict_block, weight_table
@@ -59,7 +59,7 @@ def write_report(
     posterior: CorrectedPosterior, path: str | Path, x: Any = None, learning_curve: Any = None, *, seed: int = 0
 ) -> Path:
     """Write the report as HTML, and every number of it as JSON beside; arguments as for `gather`."""
-    path = Path(path)
+    path = as_path(path)
     if path.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f'Expected a file name that ends in .html, got {path}. Try posterior.report("report.html").')
     if not path.parent.is_dir():
