@@ -90,9 +90,9 @@ def in_order(value: Any, names: Sequence[str] | None, what: str) -> Any:
 
 def refuse_other_order(reference: Any, what: str, **others: Any) -> None:
     """Refuse tables of pandas whose index has the labels of the one of `reference` in another order."""
-    labels = getattr(reference, "index", None)
+    labels: Any = getattr(reference, "index", None)
     for name, value in others.items():
-        own = getattr(value, "index", None)
+        own: Any = getattr(value, "index", None)
         if not hasattr(labels, "equals") or not hasattr(own, "equals") or labels.equals(own):
             continue
         if len(labels) == len(own) and Counter(labels) == Counter(own):
