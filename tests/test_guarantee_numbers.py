@@ -91,12 +91,12 @@ def test_suspects():
 
 
 def test_robustness():
-    rows = {(row["problem"], float(row["outliers"]) > 0, row["fault"]): row for row in table("robustness")}
-    for problem in ("gaussian", "zoo/heat-gain-offset"):
+    rows = {(row["problem"], row["robust"], row["fault"]): row for row in table("robustness")}
+    for problem in ("gaussian", "zoo/heat-gain-offset", "zoo/g-and-k-saturation"):
         kept, left = (
-            " | ".join(rows[problem, out, fault]["error"] for fault in ("clean", "y x 10", "flip", "swap"))
-            for out in (False, True)
+            " | ".join(rows[problem, robust, fault]["error"] for fault in ("clean", "y x 10", "flip", "swap"))
+            for robust in ("False", "True")
         )
-        assert f"| `{problem}` | all stay | {kept} | | | outliers left out | {left} |" in PAGE
-    without, with_it = (rows["gaussian", out, "swap"]["increase"] for out in (False, True))
-    assert f"grows by {without} without it and by {with_it} with it" in PAGE
+        assert f"| `{problem}` | all stay | {kept} | | | wrong ones left out | {left} |" in PAGE
+    kept, left = (rows["gaussian", robust, "swap"]["increase"] for robust in ("False", "True"))
+    assert f"grows by {kept} if all pairs stay and by {left} if not" in PAGE
