@@ -95,7 +95,7 @@ class Suspect:
 def suspects(
     posterior: CorrectedPosterior,
     *,
-    level: float = 0.05,
+    level: float = 0.1,
     refit: Callable[[Tensor], CorrectedPosterior] | None = None,
 ) -> list[Suspect]:
     """Pairs that disagree with all others, the most suspect first; none is the usual answer.
@@ -116,7 +116,7 @@ def suspects(
         >>> diagnostics.suspects(posterior)[0].pair
         0
     """
-    check_level(level, "Try suspects(posterior, level=0.05).")
+    check_level(level, "Try suspects(posterior, level=0.1).")
     held_out, truth, names = held_out_of(posterior)
     if len(truth) < FEWEST:
         return []
