@@ -16,7 +16,7 @@ from fmcpe.candidates.synthetic_likelihood import SyntheticLikelihood, _Target
 from fmcpe.metrics import energy_score
 from fmcpe.nn.conjugate import Prior, fit_conjugate
 from fmcpe.nn.directions import Directions
-from fmcpe.nn.importance import TMixture, pareto_k, systematic
+from fmcpe.nn.importance import TMixture, pareto_k, systematic, tempered
 from fmcpe.problem import build_problem
 from fmcpe.spaces import ParameterSpace
 
@@ -271,6 +271,14 @@ def test_the_emulator_of_one_parameter_keeps_a_degree_that_numbers_resolve():
         checked = CheckedSimulator(lambda t: torch.sin(9 * t) + 1e-4 * torch.randn_like(t), torch.Size([1]))
         problem = build_problem(base, checked, prior, theta, theta.sin(), None)
         assert Emulator.of(problem, 24).features.degree <= 8
+
+
+def test_tempered_weights_are_numbers_where_few_draws_or_none_have_a_density():
+    log_weights = torch.full((3, 100), -torch.inf)
+    log_weights[1, :5], log_weights[2] = torch.arange(5.0), -torch.arange(100.0)
+    weights = tempered(log_weights)
+    assert torch.allclose(weights.sum(1), torch.ones(3)) and bool((weights[1, :5] > 0.01).all())
+    assert float(weights[2, 0] / weights[2, 31]) == pytest.approx(math.exp(3), rel=1e-3)
 
 
 def test_normalisers_hold_where_laplace_approximations_do_not():

@@ -14,7 +14,7 @@ a pair with the median residual of its repeats. A residual that all repeats shar
 pair.
 
 Two swapped rows are rarely outliers; they are found by the evidence of a regression with and without the swap
-(`fmcpe.swaps`), where that is less probable than that one of both is wrong by itself.
+(`fmcpe.swaps`), and count if their p-value is smaller than those of both rows alone.
 
 `Stack` leaves a pair with p < 0.1/n, by the p-values among the n training rows alone, out of the fits of its candidates, out
 of the score that its weights minimise, and out of the range of the pairs. Everything that is reported counts all pairs. There

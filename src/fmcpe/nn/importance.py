@@ -47,7 +47,10 @@ class TMixture:
 
 def tempered(log_weights: Tensor, number: int = 32, within: float = 3.0) -> Tensor:
     """Weights (B, M) of sum one, flattened by a power so that `number` of them lie within a factor exp(`within`)."""
-    size = log_weights.shape[1]
+    size, log_weights = (
+        log_weights.shape[1],
+        log_weights.nan_to_num(neginf=-1e30),
+    )  # a power of zero times infinity is NaN
     kth = log_weights.kthvalue(size - min(number - 1, size - 1), dim=1, keepdim=True).values
     power = (within / (log_weights.amax(1, keepdim=True) - kth).clamp_min(1e-6)).clamp_max(1.0)
     return (power * log_weights).softmax(1)
